@@ -1,0 +1,375 @@
+//! What every test file shares: a real redis-server with the module that was just built.
+//!
+//! A test starts its own server, talks to it with `ask!`, and drops it. Nothing here sleeps for
+//! a guessed time: whatever takes time is awaited with [`eventually`], which is bounded.
+
+// Every test file is a program of its own and uses its own part of this.
+#![allow(dead_code, unused_imports, unused_macros)]
+
+pub mod stream;
+
+use std::fmt::Display;
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+pub use redis::Value;
+use redis::{Connection, ConnectionLike, RedisError};
+use tempfile::TempDir;
+
+/// Far above anything a healthy server needs, so that a slow machine fails no test.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A reply, or the error line as it came over the wire.
+pub type Reply = Result<Value, String>;
+
+pub const YES: Reply = Ok(Value::Int(1));
+pub const NO: Reply = Ok(Value::Int(0));
+pub const NULL: Reply = Ok(Value::Nil);
+pub const OK: Reply = Ok(Value::Okay);
+pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+/// `ask!(redis, "LOCK.RENEW", key, owner, 1000)`: sends one command and gives its [`Reply`].
+macro_rules! ask {
+    ($redis:expr $(, $arg:expr)+) => {{
+        let mut command = redis::Cmd::new();
+        $(command.arg($arg);)+
+        $crate::support::reply(command.query(&mut $redis))
+    }};
+}
+pub(crate) use ask;
+
+pub fn reply(answer: Result<Value, RedisError>) -> Reply {
+    answer.map_err(|error| match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => error.to_string(),
+    })
+}
+
+/// The error line of a reply that must be one.
+pub fn error(reply: Reply) -> String {
+    reply.expect_err("the server should have refused this")
+}
+
+/// The number in a reply that must be one.
+pub fn number(reply: Reply) -> i64 {
+    match reply {
+        Ok(Value::Int(number)) => number,
+        other => panic!("expected a number, got {other:?}"),
+    }
+}
+
+/// The fence in the reply to an ACQUIRE that must have been granted.
+pub fn fence(reply: Reply) -> i64 {
+    let fence = number(reply);
+    assert!((1..1 << 53).contains(&fence), "not a fence: {fence}");
+    fence
+}
+
+pub fn text(bytes: impl AsRef<[u8]>) -> Reply {
+    Ok(Value::BulkString(bytes.as_ref().to_vec()))
+}
+
+/// What the key of a lock holds.
+pub fn lock_value(fence: i64, owner: impl AsRef<[u8]>) -> Vec<u8> {
+    [format!("{fence:016}:").as_bytes(), owner.as_ref()].concat()
+}
+
+/// One field of `INFO section`, parsed.
+pub fn info<T: std::str::FromStr>(redis: &mut Connection, section: &str, field: &str) -> T {
+    let info: String = redis::cmd("INFO").arg(section).query(redis).unwrap();
+    info.lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+        .and_then(|value| value.parse().ok())
+        .unwrap_or_else(|| panic!("no {field} in INFO {section}:\n{info}"))
+}
+
+/// Waits until `condition` holds; fails the test when it does not within [`PATIENCE`].
+#[track_caller]
+pub fn eventually(what: impl Display, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The module as released, built anew if a source changed: nobody tests a stale one.
+pub fn module() -> &'static Path {
+    static MODULE: OnceLock<PathBuf> = OnceLock::new();
+    MODULE.get_or_init(|| build("lockkeeper-module", "liblockkeeper.so"))
+}
+
+/// The command `lockkeeper` as released.
+pub fn command_line() -> &'static Path {
+    static COMMAND: OnceLock<PathBuf> = OnceLock::new();
+    COMMAND.get_or_init(|| build("lockkeeper", "lockkeeper"))
+}
+
+fn build(package: &str, file: &str) -> PathBuf {
+    // Where this very test was built, whatever told cargo so.
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let build = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--release", "--package", package])
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status();
+    assert!(build.unwrap().success(), "{package} does not build");
+    target.join("release").join(file)
+}
+
+/// How a server is to be started.
+pub struct Setup {
+    /// What follows `--loadmodule`; empty for a server without the module.
+    module: Vec<String>,
+    args: Vec<String>,
+    env: Vec<(&'static str, PathBuf)>,
+}
+
+impl Setup {
+    pub fn new() -> Setup {
+        Setup {
+            module: vec![module().display().to_string()],
+            args: Vec::new(),
+            env: Vec::new(),
+        }
+    }
+
+    pub fn without_module(mut self) -> Setup {
+        self.module.clear();
+        self
+    }
+
+    pub fn module_arg(mut self, arg: &str) -> Setup {
+        self.module.push(arg.to_owned());
+        self
+    }
+
+    pub fn args(mut self, args: &[&str]) -> Setup {
+        self.args.extend(args.iter().map(|arg| arg.to_string()));
+        self
+    }
+
+    pub fn env(mut self, name: &'static str, value: impl Into<PathBuf>) -> Setup {
+        self.env.push((name, value.into()));
+        self
+    }
+
+    #[track_caller]
+    pub fn start(self) -> Server {
+        self.try_start()
+            .unwrap_or_else(|log| panic!("the server did not start:\n{log}"))
+    }
+
+    /// The log instead of a server if it ended before it was ready.
+    pub fn try_start(self) -> Result<Server, String> {
+        let mut server = Server {
+            setup: self,
+            dir: tempfile::Builder::new()
+                .prefix("lockkeeper-")
+                .tempdir()
+                .unwrap(),
+            port: 0,
+            child: None,
+        };
+        let start = Instant::now();
+        loop {
+            // Free now is not free when the server binds it, hence the next round.
+            let probe = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            server.port = probe.local_addr().unwrap().port();
+            drop(probe);
+            match server.launch() {
+                Err(log) if port_was_taken(&log) && start.elapsed() < PATIENCE => continue,
+                Err(log) => return Err(log),
+                Ok(()) => return Ok(server),
+            }
+        }
+    }
+}
+
+fn port_was_taken(log: &str) -> bool {
+    log.contains("Address already in use")
+}
+
+/// A running redis-server with a folder, a TCP port and a unix socket of its own.
+pub struct Server {
+    setup: Setup,
+    dir: TempDir,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl Server {
+    #[track_caller]
+    pub fn start() -> Server {
+        Setup::new().start()
+    }
+
+    #[track_caller]
+    pub fn with(args: &[&str]) -> Server {
+        Setup::new().args(args).start()
+    }
+
+    /// A replica that is in sync when this returns.
+    #[track_caller]
+    pub fn replica_of(master: &Server) -> Server {
+        let replica = Server::with(&["--replicaof", "127.0.0.1", &master.port.to_string()]);
+        let mut redis = replica.connect();
+        eventually("the replica is in sync", || {
+            info::<String>(&mut redis, "replication", "master_link_status") == "up"
+        });
+        replica
+    }
+
+    /// Over the unix socket; no reply takes longer than [`PATIENCE`] without failing the test.
+    #[track_caller]
+    pub fn connect(&self) -> Connection {
+        self.connect_with("")
+    }
+
+    /// As [`Server::connect`], speaking RESP3.
+    #[track_caller]
+    pub fn connect_resp3(&self) -> Connection {
+        self.connect_with("?protocol=resp3")
+    }
+
+    #[track_caller]
+    fn connect_with(&self, query: &str) -> Connection {
+        let url = format!("redis+unix://{}{query}", self.socket().display());
+        let redis = redis::Client::open(url).unwrap().get_connection().unwrap();
+        redis.set_read_timeout(Some(PATIENCE)).unwrap();
+        redis
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir().join("redis.sock")
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("the server is stopped").id()
+    }
+
+    /// Everything the server said since its first start.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.dir().join("log")).unwrap()).into_owned()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child
+            .as_mut()
+            .is_some_and(|child| child.try_wait().unwrap().is_none())
+    }
+
+    /// As an administrator stops it: SHUTDOWN, which saves what the settings say.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        let _ = redis::cmd("SHUTDOWN").query::<()>(&mut self.connect());
+        eventually("the server has ended", || !self.is_running());
+        self.child = None;
+    }
+
+    pub fn kill9(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Starts it again after a stop or a kill: same settings, folder and port.
+    #[track_caller]
+    pub fn start_again(&mut self) {
+        let start = Instant::now();
+        while let Err(log) = self.launch() {
+            let retry = port_was_taken(&log) && start.elapsed() < PATIENCE;
+            assert!(retry, "the server did not start again:\n{log}");
+        }
+    }
+
+    #[track_caller]
+    pub fn restart(&mut self) {
+        self.stop();
+        self.start_again();
+    }
+
+    /// Starts the process and waits until it answers; else the log of this start.
+    fn launch(&mut self) -> Result<(), String> {
+        let log = self.dir().join("log");
+        let said_before = fs::metadata(&log).map_or(0, |log| log.len() as usize);
+        let stdout = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .unwrap();
+        let binary = std::env::var_os("LOCKKEEPER_TEST_SERVER").unwrap_or("redis-server".into());
+        let mut command = Command::new(&binary);
+        command
+            .args(["--bind", "127.0.0.1", "--port", &self.port.to_string()])
+            .arg("--unixsocket")
+            .arg(self.socket())
+            .arg("--dir")
+            .arg(self.dir())
+            .args(["--save", ""])
+            .args([
+                "--enable-debug-command",
+                "yes",
+                "--enable-module-command",
+                "yes",
+            ]);
+        if !self.setup.module.is_empty() {
+            command.arg("--loadmodule").args(&self.setup.module);
+        }
+        command
+            .args(&self.setup.args)
+            .envs(self.setup.env.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stderr(stdout.try_clone().unwrap())
+            .stdout(stdout);
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{}: {error}", Path::new(&binary).display()));
+        self.child = Some(child);
+
+        let start = Instant::now();
+        while !self.answers() {
+            if !self.is_running() || start.elapsed() > PATIENCE {
+                self.kill9();
+                return Err(self.log().split_off(said_before));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    fn answers(&self) -> bool {
+        let url = format!("redis+unix://{}", self.socket().display());
+        redis::Client::open(url)
+            .and_then(|client| client.get_connection())
+            .and_then(|mut redis| redis::cmd("PING").query::<()>(&mut redis))
+            .is_ok()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill9();
+        if std::thread::panicking() {
+            eprintln!("log of the server on port {}:\n{}", self.port, self.log());
+        }
+    }
+}
