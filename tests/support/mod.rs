@@ -87,6 +87,15 @@ pub fn info<T: std::str::FromStr>(redis: &mut Connection, section: &str, field: 
         .unwrap_or_else(|| panic!("no {field} in INFO {section}:\n{info}"))
 }
 
+/// Whether the server is at least this version; Valkey counts as the Redis it is compatible with.
+pub fn is_at_least(redis: &mut Connection, major: u32, minor: u32) -> bool {
+    let version: String = info(redis, "server", "redis_version");
+    let mut numbers = version
+        .split('.')
+        .map(|number| number.parse::<u32>().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap()) >= (major, minor)
+}
+
 /// Waits until `condition` holds; fails the test when it does not within [`PATIENCE`].
 #[track_caller]
 pub fn eventually(what: impl Display, mut condition: impl FnMut() -> bool) {
@@ -127,7 +136,8 @@ pub struct Setup {
     /// What follows `--loadmodule`; empty for a server without the module.
     module: Vec<String>,
     args: Vec<String>,
-    env: Vec<(&'static str, PathBuf)>,
+    /// How far the server's clock is from the true one, in seconds, if it is a clock of its own.
+    clock: Option<&'static str>,
 }
 
 impl Setup {
@@ -135,7 +145,7 @@ impl Setup {
         Setup {
             module: vec![module().display().to_string()],
             args: Vec::new(),
-            env: Vec::new(),
+            clock: None,
         }
     }
 
@@ -154,8 +164,9 @@ impl Setup {
         self
     }
 
-    pub fn env(mut self, name: &'static str, value: impl Into<PathBuf>) -> Setup {
-        self.env.push((name, value.into()));
+    /// Gives the server a wall clock of its own, to be moved by [`Server::set_clock`].
+    pub fn clock(mut self, offset: &'static str) -> Setup {
+        self.clock = Some(offset);
         self
     }
 
@@ -307,6 +318,18 @@ impl Server {
         self.start_again();
     }
 
+    /// Moves the wall clock of a server that was set up with [`Setup::clock`]: "-3600" is an hour
+    /// behind the true one. In one step, as the server may look at any moment.
+    pub fn set_clock(&self, offset: &str) {
+        let new = self.dir().join("clock.new");
+        fs::write(&new, offset).unwrap();
+        fs::rename(new, self.clock_file()).unwrap();
+    }
+
+    fn clock_file(&self) -> PathBuf {
+        self.dir().join("clock")
+    }
+
     /// Starts the process and waits until it answers; else the log of this start.
     fn launch(&mut self) -> Result<(), String> {
         let log = self.dir().join("log");
@@ -336,10 +359,21 @@ impl Server {
         }
         command
             .args(&self.setup.args)
-            .envs(self.setup.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stderr(stdout.try_clone().unwrap())
             .stdout(stdout);
+        if let Some(offset) = self.setup.clock {
+            self.set_clock(offset);
+            command
+                // Without libc's own malloc in front, jemalloc and libfaketime wait for each other.
+                .env(
+                    "LD_PRELOAD",
+                    "/usr/$LIB/faketime/libfaketimeMT.so.1:libc.so.6",
+                )
+                .env("FAKETIME_TIMESTAMP_FILE", self.clock_file())
+                .env("FAKETIME_NO_CACHE", "1")
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
         let child = command
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", Path::new(&binary).display()));
