@@ -1,0 +1,189 @@
+//! The fence: a number that grows with every grant of a key, whatever happens in between.
+
+mod support;
+
+use redis::Connection;
+use support::*;
+
+const TTL: i64 = 1_000_000;
+const SECOND_US: i64 = 1_000_000;
+const HOUR_US: i64 = 3600 * SECOND_US;
+
+/// The server's clock in microseconds.
+fn clock(redis: &mut Connection) -> i64 {
+    let (seconds, micros): (i64, i64) = redis::cmd("TIME").query(redis).unwrap();
+    seconds * SECOND_US + micros
+}
+
+fn acquire(redis: &mut Connection, key: &str) -> i64 {
+    fence(ask!(redis, "LOCK.ACQUIRE", key, "alice", TTL))
+}
+
+/// One tenure from grant to release.
+fn tenure(redis: &mut Connection, key: &str) -> i64 {
+    let fence = acquire(redis, key);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", key, "alice"), YES);
+    fence
+}
+
+/// Waits until fences come from the clock and no more from the second that loading adds.
+fn wait_for_the_clock_to_lead(redis: &mut Connection) {
+    eventually("the clock leads the fences", || {
+        tenure(redis, "other") <= clock(redis)
+    });
+}
+
+#[test]
+fn the_fence_grows_over_release_expiry_and_deletion() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let mut fences = vec![acquire(&mut redis, "k")];
+
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "alice"), YES);
+    fences.push(acquire(&mut redis, "k"));
+
+    assert_eq!(ask!(redis, "DEL", "k"), YES);
+    fences.push(acquire(&mut redis, "k"));
+
+    assert_eq!(ask!(redis, "FLUSHALL"), OK);
+    fences.push(acquire(&mut redis, "k"));
+
+    assert_eq!(ask!(redis, "LOCK.RENEW", "k", "alice", 1), YES);
+    eventually("the lease ends", || ask!(redis, "EXISTS", "k") == NO);
+    fences.push(acquire(&mut redis, "k"));
+
+    assert!(
+        fences.is_sorted_by(|before, after| before < after),
+        "{fences:?}"
+    );
+}
+
+#[test]
+fn the_fence_grows_faster_than_the_clock_if_it_must() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let mut pipe = redis::pipe();
+    for _ in 0..10_000 {
+        pipe.cmd("LOCK.ACQUIRE").arg("k").arg("alice").arg(TTL);
+        pipe.cmd("DEL").arg("k").ignore();
+    }
+
+    let fences: Vec<i64> = pipe.query(&mut redis).unwrap();
+
+    assert!(fences.is_sorted_by(|before, after| before < after));
+}
+
+#[test]
+fn the_fence_is_the_clock_in_microseconds_and_at_most_a_second_ahead() {
+    let server = Server::start();
+    let mut redis = server.connect();
+
+    let before = clock(&mut redis);
+    let first = tenure(&mut redis, "k");
+    let after = clock(&mut redis);
+    assert!((before..=after + SECOND_US).contains(&first));
+
+    wait_for_the_clock_to_lead(&mut redis);
+    let before = clock(&mut redis);
+    let later = tenure(&mut redis, "k");
+    let after = clock(&mut redis);
+    assert!((before..=after).contains(&later));
+}
+
+#[test]
+fn the_fence_is_kept_as_long_as_its_owner_holds_the_lock() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let first = acquire(&mut redis, "k");
+    tenure(&mut redis, "other");
+
+    assert_eq!(ask!(redis, "LOCK.RENEW", "k", "alice", TTL), YES);
+
+    assert_eq!(acquire(&mut redis, "k"), first);
+}
+
+#[test]
+fn the_fence_grows_over_a_restart() {
+    let mut server = Server::start();
+    let mut last = 0;
+    for crash in [false, true, false, true] {
+        let fence = acquire(&mut server.connect(), "k");
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+        if crash {
+            server.kill9();
+            server.start_again();
+        } else {
+            server.restart();
+        }
+    }
+}
+
+#[test]
+fn the_fence_grows_though_the_clock_steps_back() {
+    let server = Setup::new().clock("+0").start();
+    let mut redis = server.connect();
+    let before = tenure(&mut redis, "k");
+
+    server.set_clock("-3600");
+    let now = clock(&mut redis);
+    assert!(now < before - HOUR_US / 2, "the clock did not step");
+
+    let first = tenure(&mut redis, "k");
+    let second = tenure(&mut redis, "k");
+    assert!(
+        before < first && first < second,
+        "{before}, {first}, {second}"
+    );
+}
+
+#[test]
+fn the_time_held_is_never_negative_though_the_clock_steps_back() {
+    let server = Setup::new().clock("+0").start();
+    let mut redis = server.connect();
+    acquire(&mut redis, "k");
+
+    server.set_clock("-60");
+
+    let Ok(Value::Array(info)) = ask!(redis, "LOCK.INFO", "k") else {
+        panic!("LOCK.INFO of a lock is an array");
+    };
+    assert_eq!(info[4..6], [text("held-ms").unwrap(), Value::Int(0)]);
+}
+
+#[test]
+fn a_forged_fence_lifts_only_its_own_key_and_only_while_it_is_there() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let forged = clock(&mut redis) + HOUR_US;
+    assert_eq!(
+        ask!(redis, "SET", "k", lock_value(forged, "mallory"), "PX", TTL),
+        OK
+    );
+
+    assert_eq!(
+        ask!(redis, "LOCK.ACQUIRE", "k", "mallory", TTL),
+        Ok(Value::Int(forged))
+    );
+    assert!(tenure(&mut redis, "other") < forged);
+
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "mallory"), YES);
+    assert!(tenure(&mut redis, "other") < forged);
+    assert!(tenure(&mut redis, "k") < forged);
+}
+
+#[test]
+fn the_fence_grows_over_a_failover_while_clocks_differ_by_less_than_a_second() {
+    let master = Setup::new().clock("+0.8").start();
+    let mut redis = master.connect();
+    wait_for_the_clock_to_lead(&mut redis);
+    let replica = Server::replica_of(&master);
+    let mut promoted = replica.connect();
+    let last = acquire(&mut redis, "k");
+
+    assert_eq!(ask!(promoted, "REPLICAOF", "NO", "ONE"), OK);
+
+    ask!(promoted, "DEL", "k").unwrap();
+    let next = acquire(&mut promoted, "k");
+    assert!(next > last, "{next} after {last}");
+}
