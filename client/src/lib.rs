@@ -1,1 +1,1 @@
-//! The helper.
+mod lease;
