@@ -1,1 +1,27 @@
-//! The module.
+//! Lockkeeper: distributed locks as native Redis commands.
+//!
+//! A lock is an ordinary Redis string with a native expiry; the server decides everything in one step.
+//!
+//! # Where things are
+//!
+//! The core knows nothing of Redis: bytes and times come in, decisions go out.
+//! - [`request`]: the one door in, argument bytes → request
+//! - [`lock`]: what a value says, and what each command does to it
+//! - [`reply`]: what goes out, every error sentence once
+//!
+//! - [`server`]: the shell inside redis-server, which looks, asks the core and does; `unsafe` is in
+//!   `server/api.rs` and nowhere else
+//!
+//! # What always holds
+//!
+//! 1. **The core never reads a clock.** Time comes in as an argument.
+//! 2. **A write changes the key, replicates an absolute deadline and replies, or does none of the
+//!    three.**
+//! 3. **No path lets a caller without the owner's name lengthen or end a lease.**
+
+#![deny(clippy::undocumented_unsafe_blocks)]
+
+mod lock;
+mod reply;
+mod request;
+mod server;

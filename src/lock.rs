@@ -1,0 +1,333 @@
+//! The lock: what the value of a key says, and what each command does to it.
+//!
+//! Pure: std only, no clock, no I/O, no Redis. The server's clock comes in as `now`, the key as a
+//! [`Held`]; what is to be done goes out as a [`Decision`], which the shell carries out.
+
+use std::num::NonZeroU64;
+
+/// Largest ttl, timeout and fence: 2^53 − 1, the last integer that a double holds exactly, so that no
+/// client language (JavaScript, Lua) rounds one.
+pub const MAX_INTEGER: u64 = (1 << 53) - 1;
+
+/// Longest owner, in bytes. With the 17 bytes before it the value fits a small allocation.
+pub const MAX_OWNER: usize = 512;
+
+/// Digits of the fence in a value: 2^53 − 1 has 16.
+const FENCE_DIGITS: usize = 16;
+
+/// Bytes before the owner in a value of ours: the fence and a colon.
+const PREFIX: usize = FENCE_DIGITS + 1;
+
+/// How far ahead of the clock a replaced fence may be and still be counted on from: one day, in µs.
+/// More than any clock is wrong by, and a forged value cannot use up the numbers below 2^53.
+const DAY_US: u64 = 24 * 60 * 60 * 1_000_000;
+
+/// What a restarted server, or a new master, puts between the old fences and its own: 1 s, in µs.
+/// It covers clocks that differ by less than a second.
+const HEAD_START_US: u64 = 1_000_000;
+
+/// A point in time by the server's wall clock, in milliseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UnixMs(pub i64);
+
+impl UnixMs {
+    /// The end of a lease of `ttl` that begins now.
+    pub fn plus(self, ttl: Ttl) -> UnixMs {
+        UnixMs(self.0.saturating_add_unsigned(ttl.ms()))
+    }
+
+    /// The clock as fences count it. Up to 2^53 − 1, which it reaches in the year 2255.
+    fn micros(self) -> u64 {
+        u64::try_from(self.0)
+            .unwrap_or(0)
+            .saturating_mul(1000)
+            .min(MAX_INTEGER)
+    }
+}
+
+/// Time to live of a lease: 1 to 2^53 − 1 milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ttl(NonZeroU64);
+
+impl Ttl {
+    /// `None` outside of 1 to 2^53 − 1.
+    pub fn from_ms(ms: u64) -> Option<Ttl> {
+        NonZeroU64::new(ms)
+            .filter(|ms| ms.get() <= MAX_INTEGER)
+            .map(Ttl)
+    }
+
+    pub fn ms(self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// Who holds or wants a lock: 1 to 512 arbitrary bytes that name one tenure of one holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Owner<'a>(&'a [u8]);
+
+impl<'a> Owner<'a> {
+    /// `None` if empty or longer than 512 bytes.
+    pub fn new(bytes: &'a [u8]) -> Option<Owner<'a>> {
+        (1..=MAX_OWNER)
+            .contains(&bytes.len())
+            .then_some(Owner(bytes))
+    }
+
+    pub fn bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// Whether a value of this many bytes can belong to this owner. Reading a string unshares it, and
+    /// a command that is refused must not even change the encoding: look at the length before.
+    pub fn may_hold(self, value_len: usize) -> bool {
+        value_len == self.0.len() || value_len == PREFIX + self.0.len()
+    }
+}
+
+/// Fencing number: grows with every grant of a key. 1 to 2^53 − 1; in microseconds since 1970, give or
+/// take, so it also tells since when the lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fence(u64);
+
+impl Fence {
+    fn new(number: u64) -> Option<Fence> {
+        (1..=MAX_INTEGER).contains(&number).then_some(Fence(number))
+    }
+
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
+    /// How long the lock has been held, in milliseconds; 0 for a fence ahead of the clock.
+    pub fn held_ms(self, now: UnixMs) -> u64 {
+        now.micros().saturating_sub(self.0) / 1000
+    }
+}
+
+/// Where fences come from: the clock, and never the same number twice.
+///
+/// It needs no key of its own. A counter in Redis would promise less: asynchronous failover repeats it.
+#[derive(Debug)]
+pub struct Fences {
+    last: u64,
+}
+
+impl Fences {
+    /// For a server that was just loaded or promoted: one second ahead of the clock.
+    pub fn starting(now: UnixMs) -> Fences {
+        let mut fences = Fences { last: 0 };
+        fences.restart(now);
+        fences
+    }
+
+    /// Gets ahead of the fences that another server, or this one before, may have given out.
+    pub fn restart(&mut self, now: UnixMs) {
+        self.last = self.last.max(now.micros() + HEAD_START_US);
+    }
+
+    /// The fence of a new grant, above that of the value it replaces.
+    ///
+    /// A replaced fence is not remembered: one forged value must not lift the fences of other keys.
+    fn next(&mut self, now: UnixMs, replaced: Option<Fence>) -> Fence {
+        self.last = (self.last + 1).max(now.micros()).min(MAX_INTEGER);
+        let above = replaced
+            .filter(|fence| fence.0 <= now.micros() + DAY_US)
+            .map_or(0, |fence| fence.0 + 1);
+        Fence(self.last.max(above).min(MAX_INTEGER))
+    }
+}
+
+/// What the value of a key says. A function of the value alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading<'v> {
+    /// `None` for a lock that was taken by hand (`SET key token NX PX ttl`).
+    pub fence: Option<Fence>,
+    /// The bytes after the fence, or the whole value of a lock taken by hand.
+    pub owner: &'v [u8],
+}
+
+/// Reads a value: 16 digits (1 to 2^53 − 1), a colon and 1 to 512 bytes are ours.
+pub fn read(value: &[u8]) -> Reading<'_> {
+    let ours = || {
+        let (digits, rest) = value.split_at_checked(FENCE_DIGITS)?;
+        let owner = Owner::new(rest.strip_prefix(b":")?)?;
+        let number = digits.iter().try_fold(0, |sum: u64, byte| {
+            byte.is_ascii_digit()
+                .then(|| sum * 10 + u64::from(byte - b'0'))
+        })?;
+        Some((Fence::new(number)?, owner.bytes()))
+    };
+    match ours() {
+        Some((fence, owner)) => Reading {
+            fence: Some(fence),
+            owner,
+        },
+        None => Reading {
+            fence: None,
+            owner: value,
+        },
+    }
+}
+
+/// Writes the value that [`read`] reads.
+pub fn write(fence: Fence, owner: Owner) -> Vec<u8> {
+    let mut value = vec![b'0'; PREFIX];
+    let mut number = fence.0;
+    for digit in value[..FENCE_DIGITS].iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+    value[FENCE_DIGITS] = b':';
+    value.extend_from_slice(owner.bytes());
+    value
+}
+
+/// The key as one caller finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held<'v> {
+    /// The key is missing or has expired.
+    Nobody,
+    /// A value whose length alone says that it is not the caller's ([`Owner::may_hold`]).
+    Another,
+    /// A value, and the end of its lease unless it has none.
+    Value {
+        bytes: &'v [u8],
+        ends_at: Option<UnixMs>,
+    },
+    /// The key holds a list, a hash …
+    WrongType,
+}
+
+/// How a caller stands to the value it found.
+enum Claim {
+    /// The owner of a lock of ours.
+    Owner(Fence),
+    /// The one who took the lock by hand: its name is the whole value.
+    ByHand,
+    Stranger,
+}
+
+fn claim(value: &[u8], owner: Owner) -> Claim {
+    match read(value) {
+        Reading {
+            fence: Some(fence),
+            owner: holder,
+        } if holder == owner.bytes() => Claim::Owner(fence),
+        _ if value == owner.bytes() => Claim::ByHand,
+        _ => Claim::Stranger,
+    }
+}
+
+/// What the caller is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The caller holds the lock under this fence.
+    Acquired(Fence),
+    /// Another holds it.
+    Busy,
+    Renewed,
+    Released,
+    /// RENEW or RELEASE: another holds it.
+    NotOwner,
+    /// RENEW or RELEASE: nobody holds it.
+    NotHeld,
+    WrongType,
+}
+
+/// What happens to the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    Nothing,
+    /// The value becomes that of the caller under this fence, and ends at this time.
+    Set {
+        fence: Fence,
+        ends_at: UnixMs,
+    },
+    /// The value stays and ends at this time.
+    Expire {
+        ends_at: UnixMs,
+    },
+    Delete,
+}
+
+/// What the caller is told and what happens to the key: both, or the shell does neither.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    pub outcome: Outcome,
+    pub effect: Effect,
+}
+
+impl Decision {
+    fn refuse(outcome: Outcome) -> Decision {
+        Decision {
+            outcome,
+            effect: Effect::Nothing,
+        }
+    }
+}
+
+/// LOCK.ACQUIRE: takes a free lock, or confirms one that the caller holds. A confirmed lease never ends
+/// earlier than before.
+pub fn acquire(held: Held, owner: Owner, ttl: Ttl, now: UnixMs, fences: &mut Fences) -> Decision {
+    let ends_at = now.plus(ttl);
+    let grant = |fence, ends_at| Decision {
+        outcome: Outcome::Acquired(fence),
+        effect: Effect::Set { fence, ends_at },
+    };
+    match held {
+        Held::Nobody => grant(fences.next(now, None), ends_at),
+        Held::Another => Decision::refuse(Outcome::Busy),
+        Held::WrongType => Decision::refuse(Outcome::WrongType),
+        Held::Value {
+            bytes,
+            ends_at: before,
+        } => match claim(bytes, owner) {
+            Claim::Owner(fence) => Decision {
+                outcome: Outcome::Acquired(fence),
+                effect: match before {
+                    Some(before) if before >= ends_at => Effect::Nothing,
+                    _ => Effect::Expire { ends_at },
+                },
+            },
+            Claim::ByHand => grant(
+                fences.next(now, read(bytes).fence),
+                before.map_or(ends_at, |before| before.max(ends_at)),
+            ),
+            Claim::Stranger => Decision::refuse(Outcome::Busy),
+        },
+    }
+}
+
+/// LOCK.RENEW: the lease ends `ttl` from now, sooner or later than before.
+pub fn renew(held: Held, owner: Owner, ttl: Ttl, now: UnixMs) -> Decision {
+    settle(
+        held,
+        owner,
+        Outcome::Renewed,
+        Effect::Expire {
+            ends_at: now.plus(ttl),
+        },
+    )
+}
+
+/// LOCK.RELEASE: the lock is free, or the next one's.
+pub fn release(held: Held, owner: Owner) -> Decision {
+    settle(held, owner, Outcome::Released, Effect::Delete)
+}
+
+/// What RENEW and RELEASE share: only who matches gets the effect.
+fn settle(held: Held, owner: Owner, outcome: Outcome, effect: Effect) -> Decision {
+    match held {
+        Held::Nobody => Decision::refuse(Outcome::NotHeld),
+        Held::Another => Decision::refuse(Outcome::NotOwner),
+        Held::WrongType => Decision::refuse(Outcome::WrongType),
+        Held::Value { bytes, .. } => match claim(bytes, owner) {
+            Claim::Owner(_) | Claim::ByHand => Decision { outcome, effect },
+            Claim::Stranger => Decision::refuse(Outcome::NotOwner),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,412 @@
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const NOW: UnixMs = UnixMs(1_800_000_000_000);
+
+fn owner(name: &str) -> Owner<'_> {
+    Owner::new(name.as_bytes()).unwrap()
+}
+
+fn ttl(ms: u64) -> Ttl {
+    Ttl::from_ms(ms).unwrap()
+}
+
+fn fences() -> Fences {
+    Fences::starting(NOW)
+}
+
+fn found(bytes: &[u8], ends_at: Option<i64>) -> Held<'_> {
+    Held::Value {
+        bytes,
+        ends_at: ends_at.map(UnixMs),
+    }
+}
+
+#[test]
+fn a_value_of_ours_is_sixteen_digits_a_colon_and_an_owner() {
+    let read = |value: &'static [u8]| {
+        let Reading { fence, owner } = super::read(value);
+        (fence.map(Fence::number), owner)
+    };
+    assert_eq!(read(b"0000000000000001:x"), (Some(1), &b"x"[..]));
+    assert_eq!(
+        read(b"9007199254740991:a:b"),
+        (Some(MAX_INTEGER), &b"a:b"[..])
+    );
+    for by_hand in [
+        &b"0000000000000000:x"[..], // no fence is 0
+        b"9007199254740992:x",      // nor above 2^53 - 1
+        b"0000000000000001:",       // nor is an owner empty
+        b"000000000000001:x",
+        b"00000000000000001:x",
+        b"+000000000000001:x",
+        b"0000000000000001;x",
+        b"0000000000000001",
+        b"token",
+        b"",
+    ] {
+        assert_eq!(
+            super::read(by_hand),
+            Reading {
+                fence: None,
+                owner: by_hand
+            }
+        );
+    }
+    let mut longest = b"0000000000000001:".to_vec();
+    longest.resize(17 + MAX_OWNER, b'o');
+    assert_eq!(super::read(&longest).owner, &longest[17..]);
+    longest.push(b'o');
+    assert_eq!(super::read(&longest).fence, None);
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_back(
+        number in 1..=MAX_INTEGER,
+        bytes in prop::collection::vec(any::<u8>(), 1..=MAX_OWNER),
+    ) {
+        let owner = Owner::new(&bytes).unwrap();
+        let value = write(Fence(number), owner);
+        prop_assert_eq!(read(&value), Reading { fence: Some(Fence(number)), owner: &bytes });
+        prop_assert!(owner.may_hold(value.len()) && owner.may_hold(bytes.len()));
+    }
+
+    #[test]
+    fn any_value_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        let reading = read(&bytes);
+        prop_assert!(bytes.ends_with(reading.owner));
+    }
+
+    #[test]
+    fn a_length_that_rules_an_owner_out_never_hides_a_match(
+        value in "([0-9]{16}:)?[ab]{1,3}",
+        name in "([0-9]{16}:)?[ab]{1,3}",
+    ) {
+        let owner = owner(&name);
+        let claims = !matches!(claim(value.as_bytes(), owner), Claim::Stranger);
+        prop_assert!(!claims || owner.may_hold(value.len()));
+    }
+}
+
+#[test]
+fn a_free_lock_is_granted_until_ttl_from_now() {
+    let decision = acquire(Held::Nobody, owner("me"), ttl(500), NOW, &mut fences());
+    let Outcome::Acquired(fence) = decision.outcome else {
+        panic!("{decision:?}")
+    };
+    assert_eq!(
+        decision.effect,
+        Effect::Set {
+            fence,
+            ends_at: UnixMs(NOW.0 + 500)
+        }
+    );
+}
+
+#[test]
+fn acquiring_again_keeps_the_fence_and_never_shortens_the_lease() {
+    let value = b"0000000000000007:me";
+    for (before, effect) in [
+        (
+            Some(NOW.0 + 499),
+            Effect::Expire {
+                ends_at: UnixMs(NOW.0 + 500),
+            },
+        ),
+        (Some(NOW.0 + 500), Effect::Nothing),
+        (Some(NOW.0 + 501), Effect::Nothing),
+        (
+            None,
+            Effect::Expire {
+                ends_at: UnixMs(NOW.0 + 500),
+            },
+        ),
+    ] {
+        let decision = acquire(
+            found(value, before),
+            owner("me"),
+            ttl(500),
+            NOW,
+            &mut fences(),
+        );
+        assert_eq!(
+            decision,
+            Decision {
+                outcome: Outcome::Acquired(Fence(7)),
+                effect
+            }
+        );
+    }
+}
+
+#[test]
+fn acquiring_a_lock_taken_by_hand_makes_it_ours_and_never_shortens_the_lease() {
+    for (before, after) in [
+        (Some(NOW.0 + 900), 900),
+        (Some(NOW.0 + 100), 500),
+        (None, 500),
+    ] {
+        let decision = acquire(
+            found(b"token", before),
+            owner("token"),
+            ttl(500),
+            NOW,
+            &mut fences(),
+        );
+        let Outcome::Acquired(fence) = decision.outcome else {
+            panic!("{decision:?}")
+        };
+        assert_eq!(
+            decision.effect,
+            Effect::Set {
+                fence,
+                ends_at: UnixMs(NOW.0 + after)
+            }
+        );
+    }
+}
+
+#[test]
+fn renewing_may_shorten_and_gives_an_end_to_a_lock_without_one() {
+    for before in [Some(NOW.0 + 900), Some(NOW.0 + 1), None] {
+        for value in [&b"0000000000000007:me"[..], b"me"] {
+            let decision = renew(found(value, before), owner("me"), ttl(500), NOW);
+            let effect = Effect::Expire {
+                ends_at: UnixMs(NOW.0 + 500),
+            };
+            assert_eq!(
+                decision,
+                Decision {
+                    outcome: Outcome::Renewed,
+                    effect
+                }
+            );
+        }
+    }
+}
+
+#[test]
+fn a_stranger_changes_nothing_and_is_told_why() {
+    let stranger = owner("you");
+    let by_me = found(b"0000000000000007:me", None);
+    for (held, busy, refused) in [
+        (by_me, Outcome::Busy, Outcome::NotOwner),
+        (found(b"me", None), Outcome::Busy, Outcome::NotOwner),
+        (Held::Another, Outcome::Busy, Outcome::NotOwner),
+        (Held::WrongType, Outcome::WrongType, Outcome::WrongType),
+    ] {
+        let answers = [
+            (acquire(held, stranger, ttl(1), NOW, &mut fences()), busy),
+            (renew(held, stranger, ttl(1), NOW), refused),
+            (release(held, stranger), refused),
+        ];
+        for (decision, outcome) in answers {
+            assert_eq!(
+                decision,
+                Decision {
+                    outcome,
+                    effect: Effect::Nothing
+                }
+            );
+        }
+    }
+    assert_eq!(
+        renew(Held::Nobody, stranger, ttl(1), NOW).outcome,
+        Outcome::NotHeld
+    );
+    assert_eq!(release(Held::Nobody, stranger).outcome, Outcome::NotHeld);
+}
+
+#[test]
+fn the_whole_value_is_a_name_too_even_when_it_reads_as_ours() {
+    let value = "0000000000000007:me";
+    let held = found(value.as_bytes(), None);
+    assert_eq!(release(held, owner(value)).outcome, Outcome::Released);
+    let Outcome::Acquired(fence) = acquire(held, owner(value), ttl(1), NOW, &mut fences()).outcome
+    else {
+        panic!("not acquired")
+    };
+    assert!(fence > Fence(7));
+}
+
+#[test]
+fn fences_grow_when_the_clock_steps_back() {
+    let mut fences = fences();
+    let before = fences.next(NOW, None);
+    let after = fences.next(UnixMs(NOW.0 - 3_600_000), None);
+    assert!(after > before);
+}
+
+#[test]
+fn a_new_server_begins_one_second_ahead_of_the_clock() {
+    assert_eq!(
+        fences().next(NOW, None).number(),
+        NOW.micros() + HEAD_START_US + 1
+    );
+}
+
+#[test]
+fn a_replaced_fence_up_to_a_day_ahead_counts_for_its_own_key_only() {
+    let mut fences = fences();
+    let day_ahead = Fence(NOW.micros() + DAY_US);
+    assert_eq!(fences.next(NOW, Some(day_ahead)), Fence(day_ahead.0 + 1));
+    assert!(fences.next(NOW, None) < day_ahead);
+    assert!(fences.next(NOW, Some(Fence(day_ahead.0 + 1))) < day_ahead);
+    assert!(fences.next(NOW, Some(Fence(MAX_INTEGER))) < day_ahead);
+}
+
+#[test]
+fn fences_stay_below_2_to_the_53rd_at_the_end_of_time() {
+    let end = UnixMs(i64::MAX);
+    let mut fences = Fences::starting(end);
+    for _ in 0..3 {
+        assert!(fences.next(end, Some(Fence(MAX_INTEGER))).number() <= MAX_INTEGER);
+    }
+}
+
+#[test]
+fn held_since_is_zero_for_a_fence_ahead_of_the_clock() {
+    assert_eq!(Fence(NOW.micros() - 5_000).held_ms(NOW), 5);
+    assert_eq!(Fence(NOW.micros() + 5_000).held_ms(NOW), 0);
+}
+
+/// A key as Redis keeps it: enough to let a sequence of commands run.
+#[derive(Default)]
+struct Key(Option<(Vec<u8>, Option<UnixMs>)>);
+
+impl Key {
+    fn held(&mut self, now: UnixMs) -> Held<'_> {
+        self.0.take_if(|(_, end)| end.is_some_and(|end| now > end));
+        match &self.0 {
+            Some((bytes, ends_at)) => Held::Value {
+                bytes,
+                ends_at: *ends_at,
+            },
+            None => Held::Nobody,
+        }
+    }
+
+    fn apply(&mut self, owner: Owner, effect: Effect) {
+        match effect {
+            Effect::Nothing => {}
+            Effect::Set { fence, ends_at } => self.0 = Some((write(fence, owner), Some(ends_at))),
+            Effect::Expire { ends_at } => {
+                self.0.as_mut().expect("only what is there gets an end").1 = Some(ends_at);
+            }
+            Effect::Delete => self.0 = None,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Acquire(u64),
+    Renew(u64),
+    Release,
+    TakeByHand(u64),
+    Delete,
+    /// Of a server that was up for a second: before, its fences are ahead of the clock.
+    Restart,
+    /// The clock moves, back too.
+    Clock(i64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
+    let step = prop_oneof![
+        4 => (1u64..50).prop_map(Step::Acquire),
+        2 => (1u64..50).prop_map(Step::Renew),
+        2 => Just(Step::Release),
+        1 => (1u64..50).prop_map(Step::TakeByHand),
+        1 => Just(Step::Delete),
+        1 => Just(Step::Restart),
+        3 => (-5i64..40).prop_map(Step::Clock),
+    ];
+    prop::collection::vec((0usize..3, step), 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// What each owner was told is kept beside the key: nobody is told yes while the lease that
+    /// another was told of still runs by the server's clock.
+    #[test]
+    fn no_sequence_lets_two_owners_hold_a_key_at_one_instant(steps in steps()) {
+        let names = ["a", "b", "c"].map(owner);
+        let (mut key, mut fences, mut now) = (Key::default(), fences(), NOW);
+        let mut leases: BTreeMap<usize, UnixMs> = BTreeMap::new();
+        let mut newest = Fence(1);
+        for (who, step) in steps {
+            let me = names[who];
+            leases.retain(|_, end| *end >= now);
+            match step {
+                Step::Acquire(ms) => {
+                    let decision = acquire(key.held(now), me, ttl(ms), now, &mut fences);
+                    if let Outcome::Acquired(fence) = decision.outcome {
+                        prop_assert!(leases.keys().all(|holder| *holder == who));
+                        match decision.effect {
+                            Effect::Set { .. } => prop_assert!(fence > newest),
+                            _ => prop_assert_eq!(fence, newest),
+                        }
+                        newest = fence;
+                        let end = leases.entry(who).or_insert(now);
+                        *end = now.plus(ttl(ms)).max(*end);
+                    }
+                    key.apply(me, decision.effect);
+                }
+                Step::Renew(ms) => {
+                    let decision = renew(key.held(now), me, ttl(ms), now);
+                    if decision.outcome == Outcome::Renewed {
+                        prop_assert!(leases.keys().all(|holder| *holder == who));
+                        leases.insert(who, now.plus(ttl(ms)));
+                    }
+                    key.apply(me, decision.effect);
+                }
+                Step::Release => {
+                    let decision = release(key.held(now), me);
+                    if decision.outcome == Outcome::Released {
+                        leases.remove(&who);
+                    }
+                    key.apply(me, decision.effect);
+                }
+                Step::TakeByHand(ms) => {
+                    if key.held(now) == Held::Nobody {
+                        let end = now.plus(ttl(ms));
+                        key.0 = Some((me.bytes().to_vec(), Some(end)));
+                        leases.insert(who, end);
+                    }
+                }
+                Step::Delete => {
+                    key.0 = None;
+                    leases.clear();
+                }
+                Step::Restart => {
+                    now.0 += 1_000;
+                    fences = Fences::starting(now);
+                }
+                Step::Clock(ms) => now.0 += ms,
+            }
+        }
+    }
+}
+
+/// An empty model passes every property: the good things must happen too.
+#[test]
+fn every_owner_gets_its_turn() {
+    let (mut key, mut fences, mut now) = (Key::default(), fences(), NOW);
+    for name in ["a", "b", "c"] {
+        let me = owner(name);
+        let decision = acquire(key.held(now), me, ttl(10), now, &mut fences);
+        assert!(matches!(decision.outcome, Outcome::Acquired(_)));
+        key.apply(me, decision.effect);
+        now.0 += 5;
+        let decision = renew(key.held(now), me, ttl(10), now);
+        assert_eq!(decision.outcome, Outcome::Renewed);
+        key.apply(me, decision.effect);
+        now.0 += 9;
+        let decision = release(key.held(now), me);
+        assert_eq!(decision.outcome, Outcome::Released);
+        key.apply(me, decision.effect);
+    }
+}

@@ -1,0 +1,96 @@
+//! What goes out: outcomes as replies, and every error sentence once.
+//!
+//! An error is `CODE what was wrong, what would be right, got '…'`. Redis counts errors by their first
+//! word, so each kind has a word of its own.
+
+use crate::lock::{MAX_INTEGER, MAX_OWNER, Outcome};
+use crate::request::BadRequest;
+
+/// A reply, not yet in any protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    Integer(i64),
+    Null,
+    /// Code word first; one line, printable.
+    Error(String),
+    /// Redis' own words for a wrong number of arguments.
+    WrongCount,
+    Info(Info),
+}
+
+/// The reply of LOCK.INFO.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// `None` if nobody holds the lock but somebody waits.
+    pub owner: Option<Vec<u8>>,
+    /// `None` for a lock that was taken by hand.
+    pub fence: Option<i64>,
+    pub held_ms: Option<i64>,
+    /// As PTTL: -1 without an expiry, -2 if nobody holds the lock.
+    pub ttl_ms: i64,
+}
+
+/// What Redis says, byte for byte.
+const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+/// What the client gets when a handler of ours panicked.
+pub const PANIC: &str = "PANIC the command failed inside the module and may have been carried out, \
+                         look with LOCK.INFO and report the server's log";
+
+impl From<Outcome> for Reply {
+    fn from(outcome: Outcome) -> Reply {
+        match outcome {
+            Outcome::Acquired(fence) => Reply::Integer(fence.number().cast_signed()),
+            Outcome::Renewed | Outcome::Released => Reply::Integer(1),
+            Outcome::NotOwner => Reply::Integer(0),
+            Outcome::Busy | Outcome::NotHeld => Reply::Null,
+            Outcome::WrongType => Reply::Error(WRONG_TYPE.to_owned()),
+        }
+    }
+}
+
+impl From<BadRequest<'_>> for Reply {
+    fn from(bad: BadRequest) -> Reply {
+        let (problem, got): (String, &[u8]) = match bad {
+            BadRequest::WrongCount => return Reply::WrongCount,
+            BadRequest::OwnerEmpty => (
+                format!("BADOWNER owner is empty, give 1 to {MAX_OWNER} bytes"),
+                b"",
+            ),
+            BadRequest::OwnerTooLong(got) => (
+                format!(
+                    "BADOWNER owner is longer than {MAX_OWNER} bytes, give 1 to {MAX_OWNER} bytes"
+                ),
+                got,
+            ),
+            BadRequest::TtlNotANumber(got) => (
+                format!(
+                    "BADTTL ttl is not a whole number of milliseconds, give 1 to {MAX_INTEGER} in digits"
+                ),
+                got,
+            ),
+            BadRequest::TtlOutOfRange(got) => (
+                format!("BADTTL ttl is out of range, give 1 to {MAX_INTEGER} milliseconds"),
+                got,
+            ),
+            BadRequest::OptionUnknown(got) => {
+                ("BADOPTION option is unknown, give none".to_owned(), got)
+            }
+        };
+        Reply::Error(format!("{problem}, got '{}'", printable(got)))
+    }
+}
+
+/// At most this many bytes of an argument are shown in an error.
+const SHOWN: usize = 32;
+
+/// An argument cut and escaped, so that no argument can break the protocol, a log or a terminal.
+fn printable(arg: &[u8]) -> String {
+    match arg.get(..SHOWN) {
+        Some(start) if arg.len() > SHOWN => format!("{}...", start.escape_ascii()),
+        _ => arg.escape_ascii().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,42 @@
+use super::*;
+use proptest::prelude::*;
+
+fn line(bad: BadRequest) -> String {
+    match bad.into() {
+        Reply::Error(line) => line,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_error_says_what_was_wrong_what_would_be_right_and_what_was_given() {
+    assert_eq!(
+        line(BadRequest::TtlOutOfRange(b"0")),
+        "BADTTL ttl is out of range, give 1 to 9007199254740991 milliseconds, got '0'"
+    );
+    assert_eq!(
+        line(BadRequest::OwnerTooLong(&[b'a'; 513])),
+        format!(
+            "BADOWNER owner is longer than 512 bytes, give 1 to 512 bytes, got '{}...'",
+            "a".repeat(32)
+        )
+    );
+}
+
+proptest! {
+    #[test]
+    fn an_error_is_one_printable_line_whatever_was_given(
+        got in prop::collection::vec(any::<u8>(), 0..600),
+    ) {
+        for bad in [
+            BadRequest::OwnerTooLong(&got),
+            BadRequest::TtlNotANumber(&got),
+            BadRequest::TtlOutOfRange(&got),
+            BadRequest::OptionUnknown(&got),
+        ] {
+            let line = line(bad);
+            prop_assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)));
+            prop_assert!(line.len() < 300);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The one door in: the arguments of a command become a request that cannot be wrong.
+//!
+//! Pure: bytes in, no Redis. After this door no function checks an argument again.
+
+use crate::lock::{MAX_INTEGER, Owner, Ttl};
+
+/// `LOCK.ACQUIRE key owner ttl-ms`
+#[derive(Debug, PartialEq, Eq)]
+pub struct Acquire<'a> {
+    pub owner: Owner<'a>,
+    pub ttl: Ttl,
+}
+
+/// `LOCK.RENEW key owner ttl-ms`
+#[derive(Debug, PartialEq, Eq)]
+pub struct Renew<'a> {
+    pub owner: Owner<'a>,
+    pub ttl: Ttl,
+}
+
+/// Why the arguments are no request. [`crate::reply`] has the sentences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadRequest<'a> {
+    WrongCount,
+    OwnerEmpty,
+    OwnerTooLong(&'a [u8]),
+    TtlNotANumber(&'a [u8]),
+    TtlOutOfRange(&'a [u8]),
+    OptionUnknown(&'a [u8]),
+}
+
+/// Reads what follows `LOCK.ACQUIRE key`.
+pub fn acquire<'a>(
+    mut args: impl Iterator<Item = &'a [u8]>,
+) -> Result<Acquire<'a>, BadRequest<'a>> {
+    let request = Acquire {
+        owner: owner(args.next())?,
+        ttl: ttl(args.next())?,
+    };
+    match args.next() {
+        Some(option) => Err(BadRequest::OptionUnknown(option)),
+        None => Ok(request),
+    }
+}
+
+/// Reads what follows `LOCK.RENEW key`.
+pub fn renew<'a>(mut args: impl Iterator<Item = &'a [u8]>) -> Result<Renew<'a>, BadRequest<'a>> {
+    let request = Renew {
+        owner: owner(args.next())?,
+        ttl: ttl(args.next())?,
+    };
+    nothing_more(args).map(|()| request)
+}
+
+/// Reads what follows `LOCK.RELEASE key`.
+pub fn release<'a>(mut args: impl Iterator<Item = &'a [u8]>) -> Result<Owner<'a>, BadRequest<'a>> {
+    let owner = owner(args.next())?;
+    nothing_more(args).map(|()| owner)
+}
+
+/// Reads what follows a command that takes nothing (more).
+pub fn nothing_more<'a>(mut args: impl Iterator<Item = &'a [u8]>) -> Result<(), BadRequest<'a>> {
+    args.next().map_or(Ok(()), |_| Err(BadRequest::WrongCount))
+}
+
+fn owner(arg: Option<&[u8]>) -> Result<Owner<'_>, BadRequest<'_>> {
+    let bytes = arg.ok_or(BadRequest::WrongCount)?;
+    Owner::new(bytes).ok_or(if bytes.is_empty() {
+        BadRequest::OwnerEmpty
+    } else {
+        BadRequest::OwnerTooLong(bytes)
+    })
+}
+
+fn ttl(arg: Option<&[u8]>) -> Result<Ttl, BadRequest<'_>> {
+    let bytes = arg.ok_or(BadRequest::WrongCount)?;
+    match milliseconds(bytes) {
+        Ok(ms) => Ttl::from_ms(ms).ok_or(BadRequest::TtlOutOfRange(bytes)),
+        Err(NotMilliseconds::NotANumber) => Err(BadRequest::TtlNotANumber(bytes)),
+        Err(NotMilliseconds::OutOfRange) => Err(BadRequest::TtlOutOfRange(bytes)),
+    }
+}
+
+enum NotMilliseconds {
+    NotANumber,
+    OutOfRange,
+}
+
+/// ASCII digits and nothing else, up to 2^53 − 1. Not `str::parse`, which takes a plus sign.
+fn milliseconds(bytes: &[u8]) -> Result<u64, NotMilliseconds> {
+    if bytes.is_empty() || !bytes.iter().all(u8::is_ascii_digit) {
+        return Err(NotMilliseconds::NotANumber);
+    }
+    bytes
+        .iter()
+        .try_fold(0u64, |sum, byte| {
+            sum.checked_mul(10)?
+                .checked_add(u64::from(byte - b'0'))
+                .filter(|sum| *sum <= MAX_INTEGER)
+        })
+        .ok_or(NotMilliseconds::OutOfRange)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,661 @@
+//! The server's module API, made safe. The only file with `unsafe` in it.
+//!
+//! Everything here leans on three promises of the server. (a) It calls a module on its main thread
+//! only, one callback at a time. (b) What it hands to a callback (the context, the arguments) stays
+//! valid until that callback returns. (c) A pointer to an API function is filled in before our load
+//! function goes on, or stays null where the server is too old to have it. The wrappers keep their
+//! pointers private and borrow from the [`Ctx`] of the running callback, so nothing can outlive it.
+
+use std::cell::{RefCell, RefMut};
+use std::ffi::{CStr, CString, c_char, c_int, c_longlong};
+use std::marker::PhantomData;
+use std::panic::{self, AssertUnwindSafe};
+use std::{io, slice};
+
+use redis_module::raw;
+
+use crate::lock::UnixMs;
+use crate::reply::{self, Reply};
+use crate::request::BadRequest;
+
+/// Calls a function of the module API. Panics, into the guard of the running callback, where the
+/// server has no such function; the functions used here are all in Redis 7.0.5 unless said.
+macro_rules! api {
+    ($function:ident($($arg:expr),* $(,)?)) => {
+        // SAFETY: promise (c) for the function; the pointers among the arguments come from wrappers
+        // of this file, which promise (b) keeps valid, or point into live Rust values.
+        unsafe { raw::$function.expect(stringify!($function))($($arg),*) }
+    };
+}
+
+const OK: c_int = raw::REDISMODULE_OK as c_int;
+const ERR: c_int = raw::REDISMODULE_ERR as c_int;
+
+/// The error number of something that is there already, on Linux and the BSDs.
+const EBUSY: i32 = 16;
+
+/// The context of the running callback: the way to everything else.
+pub struct Ctx {
+    raw: *mut raw::RedisModuleCtx,
+}
+
+/// How much a line in the server's log matters.
+#[derive(Clone, Copy)]
+pub enum Level {
+    Warning,
+}
+
+impl Ctx {
+    /// The server's wall clock, by which keys expire.
+    pub fn now(&self) -> UnixMs {
+        UnixMs(api!(RedisModule_Milliseconds()))
+    }
+
+    /// Writes a line into the server's log.
+    pub fn log(&self, level: Level, line: &str) {
+        let level = match level {
+            Level::Warning => raw::REDISMODULE_LOGLEVEL_WARNING.as_ptr(),
+        };
+        // The line is an argument of "%s": in the format's place a percent sign in it would be read
+        // as a directive.
+        let line = CString::new(line.replace('\0', "\\0")).unwrap_or_default();
+        api!(RedisModule_Log(
+            self.raw,
+            level.cast(),
+            c"%s".as_ptr(),
+            line.as_ptr()
+        ));
+    }
+
+    /// The number of the server's version, 0x00MMmmpp; 0 for one too old to tell (before 6.2).
+    pub fn server_version(&self) -> i32 {
+        // SAFETY: reading a function pointer that only loading writes.
+        match unsafe { raw::RedisModule_GetServerVersion } {
+            // SAFETY: promise (c).
+            Some(version) => unsafe { version() },
+            None => 0,
+        }
+    }
+
+    /// Whether the server has a memory limit and a policy that takes keys away when it is reached.
+    pub fn may_evict(&self) -> bool {
+        self.flags() & raw::REDISMODULE_CTX_FLAGS_EVICT != 0
+    }
+
+    /// What the server and the client are doing. Not for the uncontended path: the server computes
+    /// its whole memory state for it.
+    fn flags(&self) -> u32 {
+        api!(RedisModule_GetContextFlags(self.raw)).cast_unsigned()
+    }
+
+    /// Opens a key to read and write it. Not a hit or miss, no new idle time: a command that is
+    /// refused leaves no trace. An expired key is removed on the way.
+    pub fn open(&self, name: Text) -> Key<'_> {
+        self.open_with(name, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
+    }
+
+    /// Opens a key to read it.
+    pub fn open_to_read(&self, name: Text) -> Key<'_> {
+        self.open_with(name, raw::REDISMODULE_READ)
+    }
+
+    fn open_with(&self, name: Text, mode: u32) -> Key<'_> {
+        let mode = (mode | raw::REDISMODULE_OPEN_KEY_NOTOUCH).cast_signed();
+        Key {
+            raw: api!(RedisModule_OpenKey(self.raw, name.raw, mode)),
+            ctx: self,
+        }
+    }
+
+    /// Tells all who watch, cache or listen to the key that it was given a value and an end, and
+    /// replicas and AOF what to do to be equal: what SET … PXAT does besides setting.
+    pub fn after_set(&self, name: Text, value: &[u8], ends_at: UnixMs) {
+        self.signal(name);
+        self.notify(name, raw::REDISMODULE_NOTIFY_STRING, c"set");
+        self.notify(name, raw::REDISMODULE_NOTIFY_GENERIC, c"expire");
+        api!(RedisModule_Replicate(
+            self.raw,
+            c"SET".as_ptr(),
+            c"sbcl".as_ptr(),
+            name.raw,
+            value.as_ptr().cast::<c_char>(),
+            value.len(),
+            c"PXAT".as_ptr(),
+            ends_at.0 as c_longlong,
+        ));
+    }
+
+    /// The same for a key that was given a new end, as PEXPIREAT does.
+    pub fn after_expire(&self, name: Text, ends_at: UnixMs) {
+        self.signal(name);
+        self.notify(name, raw::REDISMODULE_NOTIFY_GENERIC, c"expire");
+        api!(RedisModule_Replicate(
+            self.raw,
+            c"PEXPIREAT".as_ptr(),
+            c"sl".as_ptr(),
+            name.raw,
+            ends_at.0 as c_longlong,
+        ));
+    }
+
+    /// The same for a key that was deleted, as DEL does.
+    pub fn after_delete(&self, name: Text) {
+        self.signal(name);
+        self.notify(name, raw::REDISMODULE_NOTIFY_GENERIC, c"del");
+        api!(RedisModule_Replicate(
+            self.raw,
+            c"DEL".as_ptr(),
+            c"s".as_ptr(),
+            name.raw
+        ));
+    }
+
+    fn signal(&self, name: Text) {
+        api!(RedisModule_SignalModifiedKey(self.raw, name.raw));
+    }
+
+    fn notify(&self, name: Text, class: c_int, event: &CStr) {
+        api!(RedisModule_NotifyKeyspaceEvent(
+            self.raw,
+            class,
+            event.as_ptr(),
+            name.raw
+        ));
+    }
+
+    fn reply(&self, reply: &Reply) -> c_int {
+        match reply {
+            Reply::Integer(number) => api!(RedisModule_ReplyWithLongLong(self.raw, *number)),
+            Reply::Null => api!(RedisModule_ReplyWithNull(self.raw)),
+            Reply::Error(line) => {
+                let line = CString::new(line.as_str()).unwrap_or_default();
+                api!(RedisModule_ReplyWithError(self.raw, line.as_ptr()))
+            }
+            Reply::WrongCount => api!(RedisModule_WrongArity(self.raw)),
+            Reply::Info(info) => {
+                api!(RedisModule_ReplyWithMap(self.raw, 4));
+                self.field("owner");
+                self.reply_or_null(info.owner.as_deref(), Self::reply_bytes);
+                self.field("fence");
+                self.reply_or_null(info.fence, Self::reply_integer);
+                self.field("held-ms");
+                self.reply_or_null(info.held_ms, Self::reply_integer);
+                self.field("ttl-ms");
+                self.reply_integer(info.ttl_ms)
+            }
+        }
+    }
+
+    fn field(&self, name: &str) {
+        self.reply_bytes(name.as_bytes());
+    }
+
+    fn reply_bytes(&self, bytes: &[u8]) -> c_int {
+        api!(RedisModule_ReplyWithStringBuffer(
+            self.raw,
+            bytes.as_ptr().cast(),
+            bytes.len()
+        ))
+    }
+
+    fn reply_integer(&self, number: i64) -> c_int {
+        api!(RedisModule_ReplyWithLongLong(self.raw, number))
+    }
+
+    fn reply_or_null<T>(&self, value: Option<T>, reply: impl FnOnce(&Self, T) -> c_int) -> c_int {
+        match value {
+            Some(value) => reply(self, value),
+            None => api!(RedisModule_ReplyWithNull(self.raw)),
+        }
+    }
+}
+
+/// A string of the server: an argument, or one that [`OwnedText`] made.
+#[derive(Clone, Copy)]
+pub struct Text<'c> {
+    raw: *mut raw::RedisModuleString,
+    lives: PhantomData<&'c Ctx>,
+}
+
+impl<'c> Text<'c> {
+    pub fn bytes(self) -> &'c [u8] {
+        let mut len = 0;
+        let start = api!(RedisModule_StringPtrLen(self.raw, &raw mut len));
+        // SAFETY: the API gave start and length of the string's bytes; they do not change or move
+        // while the string lives, which 'c does not outlast.
+        unsafe { slice::from_raw_parts(start.cast(), len) }
+    }
+}
+
+/// The arguments of a command, its name first.
+pub struct Args<'c>(&'c [*mut raw::RedisModuleString]);
+
+impl<'c> Args<'c> {
+    /// The key: the first argument.
+    pub fn key(&self) -> Result<Text<'c>, BadRequest<'c>> {
+        let raw = self.0.get(1).ok_or(BadRequest::WrongCount)?;
+        Ok(Text {
+            raw: *raw,
+            lives: PhantomData,
+        })
+    }
+
+    /// The arguments from this place on; the command's name is at 0.
+    pub fn from(&self, place: usize) -> impl Iterator<Item = &'c [u8]> + use<'c> {
+        self.0.iter().skip(place).map(|raw| {
+            Text {
+                raw: *raw,
+                lives: PhantomData,
+            }
+            .bytes()
+        })
+    }
+}
+
+/// What is at a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Empty,
+    String,
+    Other,
+}
+
+/// An open key. Close it (drop it) before notifying: a listener may replace its value.
+pub struct Key<'c> {
+    raw: *mut raw::RedisModuleKey,
+    ctx: &'c Ctx,
+}
+
+impl Key<'_> {
+    pub fn kind(&self) -> Kind {
+        match api!(RedisModule_KeyType(self.raw)) as isize {
+            raw::REDISMODULE_KEYTYPE_EMPTY => Kind::Empty,
+            raw::REDISMODULE_KEYTYPE_STRING => Kind::String,
+            _ => Kind::Other,
+        }
+    }
+
+    /// Length of the value in bytes, without touching its encoding.
+    pub fn len(&self) -> usize {
+        api!(RedisModule_ValueLength(self.raw))
+    }
+
+    /// The value of a string; none for anything else.
+    pub fn value(&self) -> Option<&[u8]> {
+        if self.kind() != Kind::String {
+            return None;
+        }
+        let mut len = 0;
+        let mode = raw::REDISMODULE_READ.cast_signed();
+        let start = api!(RedisModule_StringDMA(self.raw, &raw mut len, mode));
+        // SAFETY: for a string the API gives start and length of its bytes, valid until the key is
+        // written or closed; both need the key exclusively, the slice borrows it.
+        Some(unsafe { slice::from_raw_parts(start.cast(), len) })
+    }
+
+    /// When the key ends, if it does. Only for a key that exists: on a missing one Redis 8.2 crashes.
+    pub fn ends_at(&self) -> Option<UnixMs> {
+        if self.kind() == Kind::Empty {
+            return None;
+        }
+        let at = api!(RedisModule_GetAbsExpire(self.raw));
+        (at != c_longlong::from(raw::REDISMODULE_NO_EXPIRE)).then_some(UnixMs(at))
+    }
+
+    /// Gives the key this value and end.
+    pub fn set(&mut self, value: &[u8], ends_at: UnixMs) {
+        let text = self.ctx.text(value);
+        api!(RedisModule_StringSet(self.raw, text.raw));
+        self.set_end(ends_at);
+    }
+
+    pub fn set_end(&mut self, ends_at: UnixMs) {
+        api!(RedisModule_SetAbsExpire(self.raw, ends_at.0));
+    }
+
+    pub fn delete(&mut self) {
+        api!(RedisModule_DeleteKey(self.raw));
+    }
+}
+
+impl Drop for Key<'_> {
+    fn drop(&mut self) {
+        // A key that was opened to read and is missing has no handle; the API takes null.
+        api!(RedisModule_CloseKey(self.raw));
+    }
+}
+
+/// A string that we made, freed when dropped.
+pub struct OwnedText<'c> {
+    raw: *mut raw::RedisModuleString,
+    ctx: &'c Ctx,
+}
+
+impl Ctx {
+    pub fn text(&self, bytes: &[u8]) -> OwnedText<'_> {
+        let raw = api!(RedisModule_CreateString(
+            self.raw,
+            bytes.as_ptr().cast(),
+            bytes.len()
+        ));
+        OwnedText { raw, ctx: self }
+    }
+}
+
+impl Drop for OwnedText<'_> {
+    fn drop(&mut self) {
+        api!(RedisModule_FreeString(self.ctx.raw, self.raw));
+    }
+}
+
+/// State that only the server's main thread touches.
+pub struct MainThread<T>(RefCell<T>);
+
+// SAFETY: promise (a). `get` asks for a `Ctx`, which exists only inside a callback and cannot be sent
+// to another thread (it holds a raw pointer).
+unsafe impl<T> Sync for MainThread<T> {}
+
+impl<T> MainThread<T> {
+    pub const fn new(value: T) -> MainThread<T> {
+        MainThread(RefCell::new(value))
+    }
+
+    /// Borrows the state. Hold no borrow across a call of the API that can call us back.
+    pub fn get(&self, _: &Ctx) -> RefMut<'_, T> {
+        self.0.borrow_mut()
+    }
+}
+
+/// Runs the body of a callback. A panic must not reach the server, which it would end.
+fn guarded<R>(ctx: &Ctx, body: impl FnOnce() -> R) -> Option<R> {
+    panic::catch_unwind(AssertUnwindSafe(body))
+        .inspect_err(|payload| {
+            let what = payload
+                .downcast_ref::<&str>()
+                .copied()
+                .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+                .unwrap_or("no message");
+            ctx.log(Level::Warning, &format!("panic, please report it: {what}"));
+        })
+        .ok()
+}
+
+/// A command: what the server must know of it, and the function that carries it out.
+pub trait Command {
+    const SPEC: Spec;
+    fn run<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Reply, BadRequest<'c>>;
+}
+
+/// What the server tells others of a command (COMMAND INFO, DOCS and GETKEYS, ACL).
+pub struct Spec {
+    pub name: &'static CStr,
+    pub flags: &'static CStr,
+    /// ACL categories of the server, where commands of modules have any (7.2 and later).
+    pub categories: &'static str,
+    /// Number of arguments with the name; negative: at least as many.
+    pub arity: c_int,
+    pub access: Access,
+    pub summary: &'static CStr,
+    pub complexity: &'static CStr,
+    pub args: &'static [Arg],
+}
+
+/// What a command does to its key, the first argument.
+#[derive(Clone, Copy)]
+pub enum Access {
+    Read,
+    Update,
+    /// No key at all.
+    None,
+}
+
+/// An argument in COMMAND DOCS.
+pub struct Arg {
+    pub name: &'static CStr,
+    pub kind: ArgKind,
+}
+
+#[derive(Clone, Copy)]
+pub enum ArgKind {
+    Key,
+    Bytes,
+    Integer,
+}
+
+extern "C" fn enter<C: Command>(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    let ctx = Ctx { raw: ctx };
+    // SAFETY: promise (b): the server passes argc pointers at argv.
+    let args = Args(unsafe { slice::from_raw_parts(argv, usize::try_from(argc).unwrap_or(0)) });
+    let reply = guarded(&ctx, || C::run(&ctx, &args).unwrap_or_else(Reply::from));
+    ctx.reply(&reply.unwrap_or_else(|| Reply::Error(reply::PANIC.to_owned())))
+}
+
+/// The server refused what we asked for; the text says what.
+pub struct Refused(pub String);
+
+/// Turns the API's OK or ERR into a result.
+fn accepted(answer: c_int, what: &str) -> Result<(), Refused> {
+    (answer == OK)
+        .then_some(())
+        .ok_or_else(|| Refused(format!("the server refused {what}")))
+}
+
+impl Ctx {
+    /// Makes a command known to the server, in this ACL category besides its own. Only while loading.
+    pub fn register<C: Command>(&self, category: Option<&str>) -> Result<(), Refused> {
+        let spec = C::SPEC;
+        let what = spec.name.to_string_lossy();
+        let (first, last, step) = match spec.access {
+            Access::None => (0, 0, 0),
+            Access::Read | Access::Update => (1, 1, 1),
+        };
+        accepted(
+            api!(RedisModule_CreateCommand(
+                self.raw,
+                spec.name.as_ptr(),
+                Some(enter::<C>),
+                spec.flags.as_ptr(),
+                first,
+                last,
+                step,
+            )),
+            &what,
+        )?;
+        let command = api!(RedisModule_GetCommand(self.raw, spec.name.as_ptr()));
+        // SAFETY: reading a function pointer that only loading writes.
+        if let Some(set_categories) = unsafe { raw::RedisModule_SetCommandACLCategories } {
+            let all: Vec<_> = category.into_iter().chain([spec.categories]).collect();
+            let all = CString::new(all.join(" ")).unwrap_or_default();
+            // SAFETY: promise (c), the command was just created, and the list is a live C string.
+            let answer = unsafe { set_categories(command, all.as_ptr()) };
+            accepted(answer, &format!("the ACL categories of {what}"))?;
+        }
+        self.describe(command, &spec)
+    }
+
+    /// Makes an ACL category known, on servers where a module can (7.4 and later). Only while loading,
+    /// before the commands. Answers whether commands can be put into it.
+    pub fn register_category(&self, name: &CStr) -> Result<bool, Refused> {
+        // SAFETY: reading a function pointer that only loading writes.
+        let Some(add) = (unsafe { raw::RedisModule_AddACLCategory }) else {
+            return Ok(false);
+        };
+        // SAFETY: promise (c); the name is a live C string.
+        let answer = unsafe { add(self.raw, name.as_ptr()) };
+        // Unloading leaves the category behind, so loading again finds it there.
+        if answer == ERR && io::Error::last_os_error().raw_os_error() == Some(EBUSY) {
+            return Ok(true);
+        }
+        accepted(answer, "our ACL category").map(|()| true)
+    }
+
+    fn describe(&self, command: *mut raw::RedisModuleCommand, spec: &Spec) -> Result<(), Refused> {
+        // The server walks the arrays by these sizes, so an older one skips fields it doesn't know.
+        let version = raw::RedisModuleCommandInfoVersion {
+            version: 1,
+            sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
+            sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
+            sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
+        };
+        // SAFETY: these C structs are numbers, pointers and unions of such: all zero is a valid value,
+        // and is what ends the arrays.
+        let (no_key, no_arg, mut info) = unsafe {
+            (
+                std::mem::zeroed::<raw::RedisModuleCommandKeySpec>(),
+                std::mem::zeroed::<raw::RedisModuleCommandArg>(),
+                std::mem::zeroed::<raw::RedisModuleCommandInfo>(),
+            )
+        };
+        let mut keys = vec![];
+        if let Some(flags) = match spec.access {
+            Access::Read => Some(raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS),
+            Access::Update => Some(
+                raw::REDISMODULE_CMD_KEY_RW
+                    | raw::REDISMODULE_CMD_KEY_ACCESS
+                    | raw::REDISMODULE_CMD_KEY_UPDATE,
+            ),
+            Access::None => None,
+        } {
+            let mut key = no_key;
+            key.flags = u64::from(flags);
+            key.begin_search_type =
+                raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+            key.bs.index.pos = 1;
+            keys.push(key);
+        }
+        keys.push(no_key);
+        let mut args: Vec<_> = spec
+            .args
+            .iter()
+            .map(|arg| raw::RedisModuleCommandArg {
+                name: arg.name.as_ptr(),
+                type_: match arg.kind {
+                    ArgKind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+                    ArgKind::Bytes => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+                    ArgKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+                },
+                ..no_arg
+            })
+            .collect();
+        args.push(no_arg);
+        info.version = &raw const version;
+        info.summary = spec.summary.as_ptr();
+        info.complexity = spec.complexity.as_ptr();
+        info.since = concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast();
+        info.arity = spec.arity;
+        info.key_specs = keys.as_mut_ptr();
+        info.args = args.as_mut_ptr();
+        // The server copies all of it before it returns.
+        accepted(
+            api!(RedisModule_SetCommandInfo(command, &raw const info)),
+            &format!("the description of {}", spec.name.to_string_lossy()),
+        )
+    }
+
+    /// Says how we behave as a module.
+    ///
+    /// We signal real writes ourselves: the server would signal every key that was opened to be
+    /// written. While a replica loads a snapshot beside the old data, nothing of ours is in either.
+    pub fn declare_options(&self) {
+        let mut options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED
+            | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD;
+        if self.server_has_field(c"server", c"valkey_version") {
+            options |= VALKEY_HANDLE_ATOMIC_SLOT_MIGRATION;
+        }
+        api!(RedisModule_SetModuleOptions(
+            self.raw,
+            options.cast_signed()
+        ));
+    }
+
+    /// Whether a section of the server's INFO has this field.
+    fn server_has_field(&self, section: &CStr, field: &CStr) -> bool {
+        let info = api!(RedisModule_GetServerInfo(self.raw, section.as_ptr()));
+        let value = api!(RedisModule_ServerInfoGetFieldC(info, field.as_ptr()));
+        let has = !value.is_null();
+        api!(RedisModule_FreeServerInfo(self.raw, info));
+        has
+    }
+
+    /// Calls `on_promotion` when the server becomes a master.
+    pub fn on_promotion(&self) -> Result<(), Refused> {
+        let event = raw::RedisModuleEvent {
+            id: raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+            dataver: 1,
+        };
+        accepted(
+            api!(RedisModule_SubscribeToServerEvent(
+                self.raw,
+                event,
+                Some(role_changed)
+            )),
+            "the event of a changed role",
+        )
+    }
+}
+
+/// Valkey 9: with the keys move no data of ours. Without this bit a loaded module switches CLUSTER
+/// MIGRATESLOTS off. Versions before 9 keep a bit that they do not know without a look at it.
+const VALKEY_HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
+
+extern "C" fn role_changed(
+    ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    role: u64,
+    _data: *mut std::ffi::c_void,
+) {
+    let ctx = Ctx { raw: ctx };
+    if role == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER {
+        guarded(&ctx, || super::events::promoted(&ctx));
+    }
+}
+
+/// The server loads the module.
+#[unsafe(no_mangle)]
+extern "C" fn RedisModule_OnLoad(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    let initialised =
+        // SAFETY: promise (b); this fills in the pointers of promise (c) and so comes first.
+        unsafe {
+            raw::Export_RedisModule_Init(
+                ctx,
+                super::load::NAME.as_ptr(),
+                super::load::VERSION,
+                raw::REDISMODULE_APIVER_1.cast_signed(),
+            )
+        };
+    let ctx = Ctx { raw: ctx };
+    let loaded = guarded(&ctx, || {
+        if initialised != OK {
+            return Err(super::load::refuse_second_loading());
+        }
+        // SAFETY: promise (b): the server passes argc pointers at argv; null if there are none.
+        let args = match usize::try_from(argc) {
+            Ok(count @ 1..) => unsafe { slice::from_raw_parts(argv, count) },
+            _ => &[],
+        };
+        let args = args.iter().map(|raw| {
+            Text {
+                raw: *raw,
+                lives: PhantomData,
+            }
+            .bytes()
+        });
+        super::load::load(&ctx, args)
+    });
+    match loaded {
+        Some(Ok(())) => OK,
+        Some(Err(Refused(why))) => {
+            ctx.log(Level::Warning, &why);
+            ERR
+        }
+        None => ERR,
+    }
+}

@@ -1,0 +1,109 @@
+//! MODULE LOAD: what must be right before the first command is served.
+
+use std::ffi::CStr;
+
+use super::State;
+use super::api::{Ctx, Level, Refused};
+use super::commands;
+
+/// Name of the module: in MODULE LIST, of its section in INFO, and before the dot of its settings.
+pub const NAME: &CStr = c"lockkeeper";
+
+/// Version of the module as the server wants it, one number: 1.2.3 is 10203.
+pub const VERSION: i32 = digits(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
+    + digits(env!("CARGO_PKG_VERSION_MINOR")) * 100
+    + digits(env!("CARGO_PKG_VERSION_PATCH"));
+
+/// Oldest server that has all we need, 7.0.5, as it tells its version.
+const OLDEST_SERVER: i32 = 0x07_00_05;
+
+/// Argument of MODULE LOAD that adds LOCK.DEBUG, for tests.
+const DEBUG_ARGUMENT: &[u8] = b"enable-debug-command";
+
+const fn digits(text: &str) -> i32 {
+    let (mut number, mut place) = (0, 0);
+    while place < text.len() {
+        number = number * 10 + (text.as_bytes()[place] - b'0') as i32;
+        place += 1;
+    }
+    number
+}
+
+/// Registers all that we are, or says in one sentence why not.
+pub fn load<'c>(ctx: &Ctx, args: impl Iterator<Item = &'c [u8]>) -> Result<(), Refused> {
+    refuse_old_server(ctx.server_version())?;
+    let mut debug = false;
+    for arg in args {
+        match arg {
+            DEBUG_ARGUMENT => debug = true,
+            _ => {
+                return Err(Refused(format!(
+                    "not loaded: the argument '{}' is unknown, load lockkeeper without arguments",
+                    arg.escape_ascii()
+                )));
+            }
+        }
+    }
+    State::reset(ctx);
+    ctx.declare_options();
+    commands::register(ctx, debug)?;
+    ctx.on_promotion()?;
+    if ctx.may_evict() {
+        ctx.log(
+            Level::Warning,
+            "maxmemory-policy lets the server evict keys, and an evicted lock is free while its owner \
+             works: set maxmemory-policy noeviction on a server that keeps locks",
+        );
+    }
+    Ok(())
+}
+
+fn refuse_old_server(version: i32) -> Result<(), Refused> {
+    if version >= OLDEST_SERVER {
+        return Ok(());
+    }
+    let [_, major, minor, patch] = version.to_be_bytes();
+    let found = match version {
+        0 => "is older than 6.2".to_owned(),
+        _ => format!("is {major}.{minor}.{patch}"),
+    };
+    Err(Refused(format!(
+        "not loaded: this server {found}, lockkeeper needs Redis 7.0.5 or Valkey 7.2 or later: \
+         upgrade the server"
+    )))
+}
+
+/// The server knows a module of our name already.
+pub fn refuse_second_loading() -> Refused {
+    Refused(
+        "not loaded: lockkeeper is loaded already, MODULE UNLOAD lockkeeper before you load another \
+         version"
+            .to_owned(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_older_than_7_0_5_is_refused_with_a_sentence_that_says_what_to_do() {
+        for old in [0x06_02_0e, 0x07_00_00, 0x07_00_04] {
+            assert!(refuse_old_server(old).is_err_and(|Refused(why)| why.contains("upgrade")));
+        }
+        for new in [0x07_00_05, 0x07_02_00, 0x08_02_01, 0x7f_ff_ff] {
+            assert!(refuse_old_server(new).is_ok());
+        }
+    }
+
+    #[test]
+    fn the_version_is_one_number_that_grows_with_each_part() {
+        assert_eq!(digits("0"), 0);
+        assert_eq!(digits("12"), 12);
+        let parts: Vec<i32> = env!("CARGO_PKG_VERSION")
+            .split('.')
+            .map(|part| part.parse().unwrap())
+            .collect();
+        assert_eq!(VERSION, parts[0] * 10_000 + parts[1] * 100 + parts[2]);
+    }
+}
