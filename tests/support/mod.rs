@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use redis::Value;
-use redis::{Connection, ConnectionLike, RedisError};
+use redis::{Connection, RedisError};
 use tempfile::TempDir;
 
 /// Far above anything a healthy server needs, so that a slow machine fails no test.
@@ -35,14 +35,16 @@ pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong
 /// `ask!(redis, "LOCK.RENEW", key, owner, 1000)`: sends one command and gives its [`Reply`].
 macro_rules! ask {
     ($redis:expr $(, $arg:expr)+) => {{
+        use redis::ConnectionLike as _;
         let mut command = redis::Cmd::new();
         $(command.arg($arg);)+
-        $crate::support::reply(command.query(&mut $redis))
+        $crate::support::reply($redis.req_command(&command))
     }};
 }
 pub(crate) use ask;
 
 pub fn reply(answer: Result<Value, RedisError>) -> Reply {
+    let answer = answer.and_then(Value::extract_error);
     answer.map_err(|error| match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => error.to_string(),
