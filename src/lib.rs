@@ -7,6 +7,7 @@
 //! The core knows nothing of Redis: bytes and times come in, decisions go out.
 //! - [`request`]: the one door in, argument bytes → request
 //! - [`lock`]: what a value says, and what each command does to it
+//! - [`queue`]: who waits for what, in which order, and which grants are in doubt
 //! - [`reply`]: what goes out, every error sentence once
 //!
 //! - [`server`]: the shell inside redis-server, which looks, asks the core and does; `unsafe` is in
@@ -18,10 +19,12 @@
 //! 2. **A write changes the key, replicates an absolute deadline and replies, or does none of the
 //!    three.**
 //! 3. **No path lets a caller without the owner's name lengthen or end a lease.**
+//! 4. **A client that has left is never granted; a grant in doubt is never given twice.**
 
 #![deny(clippy::undocumented_unsafe_blocks)]
 
 mod lock;
+mod queue;
 mod reply;
 mod request;
 mod server;

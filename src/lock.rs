@@ -129,7 +129,7 @@ impl Fences {
     /// The fence of a new grant, above that of the value it replaces.
     ///
     /// A replaced fence is not remembered: one forged value must not lift the fences of other keys.
-    fn next(&mut self, now: UnixMs, replaced: Option<Fence>) -> Fence {
+    pub fn next(&mut self, now: UnixMs, replaced: Option<Fence>) -> Fence {
         self.last = (self.last + 1).max(now.micros()).min(MAX_INTEGER);
         let above = replaced
             .filter(|fence| fence.0 <= now.micros() + DAY_US)
@@ -197,6 +197,16 @@ pub enum Held<'v> {
     },
     /// The key holds a list, a hash …
     WrongType,
+}
+
+impl Held<'_> {
+    /// The fence that is at the key, if the value was read and is of ours.
+    pub fn fence(self) -> Option<Fence> {
+        match self {
+            Held::Value { bytes, .. } => read(bytes).fence,
+            _ => None,
+        }
+    }
 }
 
 /// How a caller stands to the value it found.

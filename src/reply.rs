@@ -16,10 +16,12 @@ pub enum Reply {
     /// Redis' own words for a wrong number of arguments.
     WrongCount,
     Info(Info),
+    /// None yet: the client waits, and is answered when its turn comes.
+    Later,
 }
 
 /// The reply of LOCK.INFO.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Info {
     /// `None` if nobody holds the lock but somebody waits.
     pub owner: Option<Vec<u8>>,
@@ -28,6 +30,26 @@ pub struct Info {
     pub held_ms: Option<i64>,
     /// As PTTL: -1 without an expiry, -2 if nobody holds the lock.
     pub ttl_ms: i64,
+    /// How many wait.
+    pub waiters: i64,
+    /// The first in line: owner and how long it has waited, in milliseconds.
+    pub queue: Vec<(Vec<u8>, i64)>,
+}
+
+/// As many clients wait as may.
+pub fn queue_full(max_waiters: u64) -> Reply {
+    Reply::Error(format!(
+        "QUEUEFULL lockkeeper.max-waiters is {max_waiters} and as many clients wait, \
+         try again later or raise it"
+    ))
+}
+
+/// The server may not serve this key any more: clients of a cluster ask again, and elsewhere.
+pub fn try_again() -> Reply {
+    Reply::Error(
+        "TRYAGAIN the slot of this key is served elsewhere or not at all, ask the cluster again"
+            .to_owned(),
+    )
 }
 
 /// What Redis says, byte for byte.
@@ -73,9 +95,29 @@ impl From<BadRequest<'_>> for Reply {
                 format!("BADTTL ttl is out of range, give 1 to {MAX_INTEGER} milliseconds"),
                 got,
             ),
-            BadRequest::OptionUnknown(got) => {
-                ("BADOPTION option is unknown, give none".to_owned(), got)
-            }
+            BadRequest::OptionUnknown(got) => (
+                "BADOPTION option is unknown, give WAIT timeout-ms or nothing".to_owned(),
+                got,
+            ),
+            BadRequest::WaitTwice(got) => (
+                "BADOPTION WAIT is given twice, give it once".to_owned(),
+                got,
+            ),
+            BadRequest::WaitWithoutTimeout(got) => (
+                "BADOPTION WAIT has no timeout, give WAIT timeout-ms".to_owned(),
+                got,
+            ),
+            BadRequest::TimeoutNotANumber(got) => (
+                format!(
+                    "BADTIMEOUT timeout is not a whole number of milliseconds, \
+                     give 0 to {MAX_INTEGER} in digits"
+                ),
+                got,
+            ),
+            BadRequest::TimeoutOutOfRange(got) => (
+                format!("BADTIMEOUT timeout is out of range, give 0 to {MAX_INTEGER} milliseconds"),
+                got,
+            ),
         };
         Reply::Error(format!("{problem}, got '{}'", printable(got)))
     }

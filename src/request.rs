@@ -4,11 +4,13 @@
 
 use crate::lock::{MAX_INTEGER, Owner, Ttl};
 
-/// `LOCK.ACQUIRE key owner ttl-ms`
+/// `LOCK.ACQUIRE key owner ttl-ms [WAIT timeout-ms]`
 #[derive(Debug, PartialEq, Eq)]
 pub struct Acquire<'a> {
     pub owner: Owner<'a>,
     pub ttl: Ttl,
+    /// How long to wait for a lock that another holds, in milliseconds; 0 is one try.
+    pub wait_ms: u64,
 }
 
 /// `LOCK.RENEW key owner ttl-ms`
@@ -27,20 +29,34 @@ pub enum BadRequest<'a> {
     TtlNotANumber(&'a [u8]),
     TtlOutOfRange(&'a [u8]),
     OptionUnknown(&'a [u8]),
+    WaitTwice(&'a [u8]),
+    WaitWithoutTimeout(&'a [u8]),
+    TimeoutNotANumber(&'a [u8]),
+    TimeoutOutOfRange(&'a [u8]),
 }
 
 /// Reads what follows `LOCK.ACQUIRE key`.
 pub fn acquire<'a>(
     mut args: impl Iterator<Item = &'a [u8]>,
 ) -> Result<Acquire<'a>, BadRequest<'a>> {
-    let request = Acquire {
-        owner: owner(args.next())?,
-        ttl: ttl(args.next())?,
-    };
-    match args.next() {
-        Some(option) => Err(BadRequest::OptionUnknown(option)),
-        None => Ok(request),
+    let (owner, ttl) = (owner(args.next())?, ttl(args.next())?);
+    let mut wait_ms = None;
+    while let Some(option) = args.next() {
+        if !option.eq_ignore_ascii_case(b"WAIT") {
+            return Err(BadRequest::OptionUnknown(option));
+        }
+        if wait_ms.is_some() {
+            return Err(BadRequest::WaitTwice(option));
+        }
+        wait_ms = Some(timeout(
+            args.next().ok_or(BadRequest::WaitWithoutTimeout(option))?,
+        )?);
     }
+    Ok(Acquire {
+        owner,
+        ttl,
+        wait_ms: wait_ms.unwrap_or(0),
+    })
 }
 
 /// Reads what follows `LOCK.RENEW key`.
@@ -79,6 +95,13 @@ fn ttl(arg: Option<&[u8]>) -> Result<Ttl, BadRequest<'_>> {
         Err(NotMilliseconds::NotANumber) => Err(BadRequest::TtlNotANumber(bytes)),
         Err(NotMilliseconds::OutOfRange) => Err(BadRequest::TtlOutOfRange(bytes)),
     }
+}
+
+fn timeout(bytes: &[u8]) -> Result<u64, BadRequest<'_>> {
+    milliseconds(bytes).map_err(|problem| match problem {
+        NotMilliseconds::NotANumber => BadRequest::TimeoutNotANumber(bytes),
+        NotMilliseconds::OutOfRange => BadRequest::TimeoutOutOfRange(bytes),
+    })
 }
 
 enum NotMilliseconds {

@@ -6,15 +6,17 @@
 //! function goes on, or stays null where the server is too old to have it. The wrappers keep their
 //! pointers private and borrow from the [`Ctx`] of the running callback, so nothing can outlive it.
 
-use std::cell::{RefCell, RefMut};
-use std::ffi::{CStr, CString, c_char, c_int, c_longlong};
+use std::cell::{Cell, RefCell, RefMut};
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_longlong, c_void};
 use std::marker::PhantomData;
 use std::panic::{self, AssertUnwindSafe};
-use std::{io, slice};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{io, ptr, slice};
 
 use redis_module::raw;
 
 use crate::lock::UnixMs;
+use crate::queue::{GrantId, MonoUs, Name, Now};
 use crate::reply::{self, Reply};
 use crate::request::BadRequest;
 
@@ -37,6 +39,8 @@ const EBUSY: i32 = 16;
 /// The context of the running callback: the way to everything else.
 pub struct Ctx {
     raw: *mut raw::RedisModuleCtx,
+    /// The client of this command, once it is blocked: it is not answered by returning.
+    blocked: Cell<Option<Blocked>>,
 }
 
 /// How much a line in the server's log matters.
@@ -46,9 +50,24 @@ pub enum Level {
 }
 
 impl Ctx {
+    fn new(raw: *mut raw::RedisModuleCtx) -> Ctx {
+        Ctx {
+            raw,
+            blocked: Cell::new(None),
+        }
+    }
+
     /// The server's wall clock, by which keys expire.
     pub fn now(&self) -> UnixMs {
         UnixMs(api!(RedisModule_Milliseconds()))
+    }
+
+    /// Both clocks.
+    pub fn clocks(&self) -> Now {
+        Now {
+            wall: self.now(),
+            mono: MonoUs(api!(RedisModule_MonotonicMicroseconds())),
+        }
     }
 
     /// Writes a line into the server's log.
@@ -86,6 +105,21 @@ impl Ctx {
     /// its whole memory state for it.
     fn flags(&self) -> u32 {
         api!(RedisModule_GetContextFlags(self.raw)).cast_unsigned()
+    }
+
+    /// Whether the server must not write of its own accord: it crashes or breaks its replicas if a
+    /// timer writes during CLIENT PAUSE or FAILOVER.
+    pub fn must_not_write(&self) -> bool {
+        api!(RedisModule_AvoidReplicaTraffic()) != 0
+    }
+
+    /// The database that this callback works on.
+    pub fn db(&self) -> i32 {
+        api!(RedisModule_GetSelectedDb(self.raw))
+    }
+
+    pub fn select(&self, db: i32) {
+        api!(RedisModule_SelectDb(self.raw, db));
     }
 
     /// Opens a key to read and write it. Not a hit or miss, no new idle time: a command that is
@@ -173,7 +207,7 @@ impl Ctx {
             }
             Reply::WrongCount => api!(RedisModule_WrongArity(self.raw)),
             Reply::Info(info) => {
-                api!(RedisModule_ReplyWithMap(self.raw, 4));
+                api!(RedisModule_ReplyWithMap(self.raw, 6));
                 self.field("owner");
                 self.reply_or_null(info.owner.as_deref(), Self::reply_bytes);
                 self.field("fence");
@@ -181,8 +215,24 @@ impl Ctx {
                 self.field("held-ms");
                 self.reply_or_null(info.held_ms, Self::reply_integer);
                 self.field("ttl-ms");
-                self.reply_integer(info.ttl_ms)
+                self.reply_integer(info.ttl_ms);
+                self.field("waiters");
+                self.reply_integer(info.waiters);
+                self.field("queue");
+                api!(RedisModule_ReplyWithArray(
+                    self.raw,
+                    info.queue.len() as c_long
+                ));
+                for (owner, waited_ms) in &info.queue {
+                    api!(RedisModule_ReplyWithMap(self.raw, 2));
+                    self.field("owner");
+                    self.reply_bytes(owner);
+                    self.field("waited-ms");
+                    self.reply_integer(*waited_ms);
+                }
+                OK
             }
+            Reply::Later => OK,
         }
     }
 
@@ -218,6 +268,14 @@ pub struct Text<'c> {
 }
 
 impl<'c> Text<'c> {
+    /// The key of this name in a database.
+    pub fn in_db(self, db: i32) -> Name {
+        Name {
+            db,
+            key: self.bytes().into(),
+        }
+    }
+
     pub fn bytes(self) -> &'c [u8] {
         let mut len = 0;
         let start = api!(RedisModule_StringPtrLen(self.raw, &raw mut len));
@@ -331,6 +389,15 @@ pub struct OwnedText<'c> {
     ctx: &'c Ctx,
 }
 
+impl OwnedText<'_> {
+    pub fn text(&self) -> Text<'_> {
+        Text {
+            raw: self.raw,
+            lives: PhantomData,
+        }
+    }
+}
+
 impl Ctx {
     pub fn text(&self, bytes: &[u8]) -> OwnedText<'_> {
         let raw = api!(RedisModule_CreateString(
@@ -363,6 +430,11 @@ impl<T> MainThread<T> {
     /// Borrows the state. Hold no borrow across a call of the API that can call us back.
     pub fn get(&self, _: &Ctx) -> RefMut<'_, T> {
         self.0.borrow_mut()
+    }
+
+    /// The same for a crash report, which may come while the state is borrowed.
+    pub fn try_get(&self, _: &InfoCtx) -> Option<RefMut<'_, T>> {
+        self.0.try_borrow_mut().ok()
     }
 }
 
@@ -411,8 +483,28 @@ pub enum Access {
 
 /// An argument in COMMAND DOCS.
 pub struct Arg {
-    pub name: &'static CStr,
-    pub kind: ArgKind,
+    name: &'static CStr,
+    kind: ArgKind,
+    /// The word before it, of an argument that may be left out.
+    token: Option<&'static CStr>,
+}
+
+impl Arg {
+    pub const fn new(name: &'static CStr, kind: ArgKind) -> Arg {
+        Arg {
+            name,
+            kind,
+            token: None,
+        }
+    }
+
+    /// May be left out, and follows this word.
+    pub const fn after(self, token: &'static CStr) -> Arg {
+        Arg {
+            token: Some(token),
+            ..self
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -427,11 +519,21 @@ extern "C" fn enter<C: Command>(
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
-    let ctx = Ctx { raw: ctx };
+    let ctx = Ctx::new(ctx);
     // SAFETY: promise (b): the server passes argc pointers at argv.
     let args = Args(unsafe { slice::from_raw_parts(argv, usize::try_from(argc).unwrap_or(0)) });
     let reply = guarded(&ctx, || C::run(&ctx, &args).unwrap_or_else(Reply::from));
-    ctx.reply(&reply.unwrap_or_else(|| Reply::Error(reply::PANIC.to_owned())))
+    let reply = reply.unwrap_or_else(|| Reply::Error(reply::PANIC.to_owned()));
+    match (&reply, ctx.blocked.get()) {
+        // A client that is blocked must be unblocked to hear of a panic, or it hangs for ever.
+        (Reply::Error(_), Some(client)) => {
+            guarded(&ctx, || {
+                super::waiting::dismiss(&ctx, client, reply.clone())
+            });
+            OK
+        }
+        _ => ctx.reply(&reply),
+    }
 }
 
 /// The server refused what we asked for; the text says what.
@@ -538,6 +640,11 @@ impl Ctx {
                     ArgKind::Bytes => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
                     ArgKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
                 },
+                token: arg.token.map_or(ptr::null(), CStr::as_ptr),
+                flags: match arg.token {
+                    Some(_) => raw::REDISMODULE_CMD_ARG_OPTIONAL.cast_signed(),
+                    None => 0,
+                },
                 ..no_arg
             })
             .collect();
@@ -563,7 +670,7 @@ impl Ctx {
     pub fn declare_options(&self) {
         let mut options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED
             | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD;
-        if self.server_has_field(c"server", c"valkey_version") {
+        if self.valkey_version().is_some() {
             options |= VALKEY_HANDLE_ATOMIC_SLOT_MIGRATION;
         }
         api!(RedisModule_SetModuleOptions(
@@ -572,29 +679,41 @@ impl Ctx {
         ));
     }
 
-    /// Whether a section of the server's INFO has this field.
-    fn server_has_field(&self, section: &CStr, field: &CStr) -> bool {
-        let info = api!(RedisModule_GetServerInfo(self.raw, section.as_ptr()));
-        let value = api!(RedisModule_ServerInfoGetFieldC(info, field.as_ptr()));
-        let has = !value.is_null();
+    /// Valkey's own version; none on Redis. Valkey tells modules that it is Redis 7.2.4.
+    pub fn valkey_version(&self) -> Option<String> {
+        let info = api!(RedisModule_GetServerInfo(self.raw, c"server".as_ptr()));
+        let field = api!(RedisModule_ServerInfoGetFieldC(
+            info,
+            c"valkey_version".as_ptr()
+        ));
+        let version = (!field.is_null()).then(|| {
+            // SAFETY: not null, so a C string, valid until the info is freed.
+            unsafe { CStr::from_ptr(field) }
+                .to_string_lossy()
+                .into_owned()
+        });
         api!(RedisModule_FreeServerInfo(self.raw, info));
-        has
+        version
     }
 
-    /// Calls `on_promotion` when the server becomes a master.
-    pub fn on_promotion(&self) -> Result<(), Refused> {
-        let event = raw::RedisModuleEvent {
-            id: raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
-            dataver: 1,
-        };
-        accepted(
-            api!(RedisModule_SubscribeToServerEvent(
+    /// Lets the server tell us when it becomes master or replica, and that it is alive.
+    pub fn subscribe(&self) -> Result<(), Refused> {
+        for (id, callback) in [
+            (
+                raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+                role_changed as EventCallback,
+            ),
+            (raw::REDISMODULE_EVENT_CRON_LOOP, cron),
+        ] {
+            let event = raw::RedisModuleEvent { id, dataver: 1 };
+            let answer = api!(RedisModule_SubscribeToServerEvent(
                 self.raw,
                 event,
-                Some(role_changed)
-            )),
-            "the event of a changed role",
-        )
+                Some(callback)
+            ));
+            accepted(answer, "to tell us of events")?;
+        }
+        Ok(())
     }
 }
 
@@ -602,15 +721,369 @@ impl Ctx {
 /// MIGRATESLOTS off. Versions before 9 keep a bit that they do not know without a look at it.
 const VALKEY_HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
 
+type EventCallback =
+    unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
+
 extern "C" fn role_changed(
     ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
+    _: raw::RedisModuleEvent,
     role: u64,
-    _data: *mut std::ffi::c_void,
+    _: *mut c_void,
 ) {
-    let ctx = Ctx { raw: ctx };
-    if role == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER {
-        guarded(&ctx, || super::events::promoted(&ctx));
+    let ctx = Ctx::new(ctx);
+    guarded(&ctx, || match role {
+        raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER => super::events::promoted(&ctx),
+        _ => super::events::demoted(&ctx),
+    });
+}
+
+extern "C" fn cron(
+    ctx: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    _: u64,
+    _: *mut c_void,
+) {
+    let ctx = Ctx::new(ctx);
+    guarded(&ctx, || super::waiting::cron(&ctx));
+}
+
+/// A client that waits. Unblock it exactly once: twice is a double free, never and the module cannot
+/// be unloaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Blocked(*mut raw::RedisModuleBlockedClient);
+
+/// What a client that waited is told, and the grant that it learns of by it.
+pub struct Parting {
+    pub reply: Reply,
+    pub grant: Option<GrantId>,
+}
+
+impl Ctx {
+    /// Whether the client of this command can wait: not in a transaction, a script or a function, and
+    /// not on a server that does not decide. Blocking there is answered with an error by the API
+    /// itself while our handler runs on.
+    pub fn can_block(&self) -> bool {
+        let flags = self.flags();
+        let one_step = raw::REDISMODULE_CTX_FLAGS_MULTI
+            | raw::REDISMODULE_CTX_FLAGS_LUA
+            | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING;
+        flags & one_step == 0 && flags & raw::REDISMODULE_CTX_FLAGS_MASTER != 0
+    }
+
+    /// Blocks the client of this command. The server's own timeout is not used: it comes up to 100 ms
+    /// late, and crashes Redis 7.2 when it meets a grant.
+    ///
+    /// `may_be_unblocked`: whether CLIENT UNBLOCK is to work.
+    pub fn block(&self, may_be_unblocked: bool) -> Blocked {
+        let unblock = may_be_unblocked.then_some(unblocked_by_command as CommandCallback);
+        let client = api!(RedisModule_BlockClient(
+            self.raw,
+            Some(part),
+            unblock,
+            Some(parted),
+            0,
+        ));
+        api!(RedisModule_SetDisconnectCallback(
+            client,
+            Some(disconnected)
+        ));
+        self.blocked.set(Some(Blocked(client)));
+        Blocked(client)
+    }
+}
+
+impl Blocked {
+    /// Tells the client, before the server sleeps again.
+    pub fn unblock(self, parting: Parting) {
+        self.end(Box::into_raw(Box::new(parting)));
+    }
+
+    fn end(self, parting: *mut Parting) {
+        api!(RedisModule_UnblockClient(self.0, parting.cast()));
+    }
+}
+
+type CommandCallback = unsafe extern "C" fn(
+    *mut raw::RedisModuleCtx,
+    *mut *mut raw::RedisModuleString,
+    c_int,
+) -> c_int;
+
+/// The client is being unblocked and is still there.
+extern "C" fn part(
+    ctx: *mut raw::RedisModuleCtx,
+    _: *mut *mut raw::RedisModuleString,
+    _: c_int,
+) -> c_int {
+    let ctx = Ctx::new(ctx);
+    let parting: *const Parting = api!(RedisModule_GetBlockedClientPrivateData(ctx.raw)).cast();
+    // SAFETY: the pointer is null, or that of `Blocked::unblock`, which `parted` frees after this.
+    match unsafe { parting.as_ref() } {
+        Some(parting) => ctx.reply(&parting.reply),
+        None => OK,
+    }
+}
+
+/// The client was unblocked, and told if it was still there.
+extern "C" fn parted(ctx: *mut raw::RedisModuleCtx, parting: *mut c_void) {
+    let ctx = Ctx::new(ctx);
+    // SAFETY: the pointer is that of `Blocked::unblock`; the server calls this once, at the end.
+    let parting = unsafe { Box::from_raw(parting.cast::<Parting>()) };
+    let told = api!(RedisModule_BlockedClientDisconnected(ctx.raw)) == 0;
+    guarded(&ctx, || super::waiting::parted(&ctx, *parting, told));
+}
+
+/// The client is gone, or is about to be told by the server itself (CLIENT UNBLOCK … ERROR, a server
+/// that becomes a replica). Also called for one that was unblocked by us in this turn of the loop.
+extern "C" fn disconnected(
+    ctx: *mut raw::RedisModuleCtx,
+    client: *mut raw::RedisModuleBlockedClient,
+) {
+    let (ctx, client) = (Ctx::new(ctx), Blocked(client));
+    if guarded(&ctx, || super::waiting::gone(&ctx, client)) == Some(true) {
+        client.end(ptr::null_mut());
+    }
+}
+
+/// CLIENT UNBLOCK … TIMEOUT.
+extern "C" fn unblocked_by_command(
+    ctx: *mut raw::RedisModuleCtx,
+    _: *mut *mut raw::RedisModuleString,
+    _: c_int,
+) -> c_int {
+    let ctx = Ctx::new(ctx);
+    let client = Blocked(api!(RedisModule_GetBlockedClientHandle(ctx.raw)));
+    if guarded(&ctx, || super::waiting::gone(&ctx, client)) == Some(true) {
+        client.end(ptr::null_mut());
+    }
+    ctx.reply(&Reply::Null)
+}
+
+/// A timer that has not fired.
+#[derive(Clone, Copy)]
+pub struct Timer(raw::RedisModuleTimerID);
+
+/// Longest period of a timer: the server multiplies it by 1000, and keeps it by the wall clock, which
+/// may be stepped before it fires.
+const LONGEST_TIMER_MS: u64 = 60_000;
+
+impl Ctx {
+    /// Calls [`super::waiting::timer_fired`] once, not before so many milliseconds, or after a minute.
+    pub fn start_timer(&self, ms: u64) -> Timer {
+        let ms = ms.min(LONGEST_TIMER_MS).cast_signed();
+        Timer(api!(RedisModule_CreateTimer(
+            self.raw,
+            ms,
+            Some(fired),
+            ptr::null_mut()
+        )))
+    }
+
+    /// Stops a timer, but never the one that is firing: that is a double free.
+    pub fn stop_timer(&self, timer: Timer) {
+        api!(RedisModule_StopTimer(self.raw, timer.0, ptr::null_mut()));
+    }
+}
+
+extern "C" fn fired(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
+    let ctx = Ctx::new(ctx);
+    guarded(&ctx, || super::waiting::timer_fired(&ctx));
+}
+
+/// Why the server refuses a write that no client asked for.
+pub enum Refusal {
+    /// This node of the cluster does not serve the key, or nothing at present.
+    NotHere,
+    /// READONLY, NOREPLICAS, MISCONF … may pass.
+    NotNow,
+}
+
+impl Ctx {
+    /// Sets the key as a script would: the server checks slot, role, disk and replicas, and replicates.
+    /// For writes outside of a command, which nobody has checked.
+    pub fn call_set(&self, name: Text, value: &[u8], ends_at: UnixMs) -> Result<(), Refusal> {
+        self.called(api!(RedisModule_Call(
+            self.raw,
+            c"SET".as_ptr(),
+            c"!ESsbcl".as_ptr(),
+            name.raw,
+            value.as_ptr().cast::<c_char>(),
+            value.len(),
+            c"PXAT".as_ptr(),
+            ends_at.0 as c_longlong,
+        )))
+    }
+
+    /// The same for DEL.
+    pub fn call_del(&self, name: Text) -> Result<(), Refusal> {
+        self.called(api!(RedisModule_Call(
+            self.raw,
+            c"DEL".as_ptr(),
+            c"!ESs".as_ptr(),
+            name.raw,
+        )))
+    }
+
+    fn called(&self, reply: *mut raw::RedisModuleCallReply) -> Result<(), Refusal> {
+        let why = io::Error::last_os_error().raw_os_error();
+        if reply.is_null() {
+            return Err(Refusal::NotNow);
+        }
+        let refused =
+            api!(RedisModule_CallReplyType(reply)) as isize == raw::REDISMODULE_REPLY_ERROR;
+        let text = self.reply_text(reply);
+        api!(RedisModule_FreeCallReply(reply));
+        match (refused, why) {
+            (false, _) => Ok(()),
+            (true, Some(EPERM | EROFS | ENETDOWN)) => Err(Refusal::NotHere),
+            (true, _) if text.contains("cluster") => Err(Refusal::NotHere),
+            (true, _) => Err(Refusal::NotNow),
+        }
+    }
+
+    fn reply_text(&self, reply: *mut raw::RedisModuleCallReply) -> String {
+        let mut len = 0;
+        let start = api!(RedisModule_CallReplyStringPtr(reply, &raw mut len));
+        if start.is_null() {
+            return String::new();
+        }
+        // SAFETY: the API gave start and length of the text, valid until the reply is freed.
+        let bytes = unsafe { slice::from_raw_parts(start.cast::<u8>(), len) };
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    /// The rules of all users, as ACL LIST tells them.
+    pub fn acl_rules(&self) -> Vec<String> {
+        let reply = api!(RedisModule_Call(
+            self.raw,
+            c"ACL".as_ptr(),
+            c"c".as_ptr(),
+            c"LIST".as_ptr(),
+        ));
+        if reply.is_null() {
+            return vec![];
+        }
+        let rules = (0..api!(RedisModule_CallReplyLength(reply)))
+            .map(|place| self.reply_text(api!(RedisModule_CallReplyArrayElement(reply, place))))
+            .collect();
+        api!(RedisModule_FreeCallReply(reply));
+        rules
+    }
+}
+
+/// The error numbers of a cluster's refusal, on Linux: another node's slot, a cluster that is down and
+/// read-only, a cluster that is down.
+const EPERM: i32 = 1;
+const EROFS: i32 = 30;
+const ENETDOWN: i32 = 100;
+
+/// Where INFO is written.
+pub struct InfoCtx {
+    raw: *mut raw::RedisModuleInfoCtx,
+    /// The server is crashing: allocate nothing, touch little.
+    pub for_crash_report: bool,
+}
+
+impl InfoCtx {
+    /// Writes one number into our section. Its name gets that of the module before it.
+    pub fn field(&self, name: &CStr, number: u64) {
+        api!(RedisModule_InfoAddFieldULongLong(
+            self.raw,
+            name.as_ptr(),
+            number
+        ));
+    }
+
+    /// Clock and flags of the server. The API takes a null context for both.
+    pub fn ctx(&self) -> Ctx {
+        Ctx::new(ptr::null_mut())
+    }
+}
+
+extern "C" fn info(raw: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
+    let info = InfoCtx {
+        raw,
+        for_crash_report: for_crash_report != 0,
+    };
+    if api!(RedisModule_InfoAddSection(raw, c"".as_ptr())) == OK {
+        guarded(&info.ctx(), || super::info::write(&info));
+    }
+}
+
+/// A context that outlives its callback, for the one callback that gets none: a changed setting.
+static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
+
+impl Ctx {
+    pub fn register_info(&self) -> Result<(), Refused> {
+        accepted(
+            api!(RedisModule_RegisterInfoFunc(self.raw, Some(info))),
+            "our section of INFO",
+        )
+    }
+
+    /// Makes the setting `lockkeeper.max-waiters` known and reads it from the configuration.
+    pub fn register_max_waiters(&self, default: u64, most: u64) -> Result<(), Refused> {
+        let detached = api!(RedisModule_GetDetachedThreadSafeContext(self.raw));
+        DETACHED.store(detached, Ordering::Relaxed);
+        accepted(
+            api!(RedisModule_RegisterNumericConfig(
+                self.raw,
+                c"max-waiters".as_ptr(),
+                default.cast_signed(),
+                raw::REDISMODULE_CONFIG_DEFAULT,
+                0,
+                most.cast_signed(),
+                Some(get_max_waiters),
+                Some(set_max_waiters),
+                None,
+                ptr::null_mut(),
+            )),
+            "the setting lockkeeper.max-waiters",
+        )?;
+        accepted(
+            api!(RedisModule_LoadConfigs(self.raw)),
+            "to read the configuration",
+        )
+    }
+}
+
+fn detached() -> Ctx {
+    Ctx::new(DETACHED.load(Ordering::Relaxed))
+}
+
+extern "C" fn get_max_waiters(_: *const c_char, _: *mut c_void) -> c_longlong {
+    let ctx = detached();
+    guarded(&ctx, || super::waiting::max_waiters(&ctx)).map_or(0, u64::cast_signed)
+}
+
+extern "C" fn set_max_waiters(
+    _: *const c_char,
+    number: c_longlong,
+    _: *mut c_void,
+    _: *mut *mut raw::RedisModuleString,
+) -> c_int {
+    let ctx = detached();
+    let set = guarded(&ctx, || {
+        super::waiting::set_max_waiters(&ctx, u64::try_from(number).unwrap_or(0));
+    });
+    set.map_or(ERR, |()| OK)
+}
+
+/// The server unloads the module, if nobody waits and no timer runs: that it looks at itself.
+#[unsafe(no_mangle)]
+extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
+    let ctx = Ctx::new(ctx);
+    match guarded(&ctx, || super::load::unload(&ctx)) {
+        Some(Ok(())) => {
+            let detached = DETACHED.swap(ptr::null_mut(), Ordering::Relaxed);
+            api!(RedisModule_FreeThreadSafeContext(detached));
+            OK
+        }
+        Some(Err(Refused(why))) => {
+            ctx.log(Level::Warning, &why);
+            ERR
+        }
+        None => ERR,
     }
 }
 
@@ -631,13 +1104,13 @@ extern "C" fn RedisModule_OnLoad(
                 raw::REDISMODULE_APIVER_1.cast_signed(),
             )
         };
-    let ctx = Ctx { raw: ctx };
+    let ctx = Ctx::new(ctx);
     let loaded = guarded(&ctx, || {
         if initialised != OK {
             return Err(super::load::refuse_second_loading());
         }
-        // SAFETY: promise (b): the server passes argc pointers at argv; null if there are none.
         let args = match usize::try_from(argc) {
+            // SAFETY: promise (b): the server passes argc pointers at argv; null if there are none.
             Ok(count @ 1..) => unsafe { slice::from_raw_parts(argv, count) },
             _ => &[],
         };

@@ -5,9 +5,12 @@
 
 use std::ffi::CStr;
 
-use super::State;
-use super::api::{Access, Arg, ArgKind, Args, Command, Ctx, Key, Kind, Refused, Spec, Text};
-use crate::lock::{self, Effect, Held, Owner};
+use super::api::{
+    Access, Arg, ArgKind, Args, Command, Ctx, Key, Kind, Parting, Refused, Spec, Text,
+};
+use super::info::Cause;
+use super::{State, waiting};
+use crate::lock::{self, Effect, Held, Outcome, Owner};
 use crate::reply::{Info, Reply};
 use crate::request::{self, BadRequest};
 
@@ -27,44 +30,65 @@ pub fn register(ctx: &Ctx, debug: bool) -> Result<(), Refused> {
     Ok(())
 }
 
-const KEY: Arg = Arg {
-    name: c"key",
-    kind: ArgKind::Key,
-};
-const OWNER: Arg = Arg {
-    name: c"owner",
-    kind: ArgKind::Bytes,
-};
-const TTL: Arg = Arg {
-    name: c"ttl-ms",
-    kind: ArgKind::Integer,
-};
+const KEY: Arg = Arg::new(c"key", ArgKind::Key);
+const OWNER: Arg = Arg::new(c"owner", ArgKind::Bytes);
+const TTL: Arg = Arg::new(c"ttl-ms", ArgKind::Integer);
+const WAIT: Arg = Arg::new(c"timeout-ms", ArgKind::Integer).after(c"WAIT");
 
 struct AcquireCommand;
 
 impl Command for AcquireCommand {
     const SPEC: Spec = Spec {
         name: c"lock.acquire",
-        flags: c"write deny-oom fast",
-        categories: "write fast",
+        flags: c"write deny-oom blocking fast",
+        categories: "write fast blocking",
         arity: -4,
         access: Access::Update,
-        summary:
-            c"Acquires a lock for an owner and answers its fence, or null if another holds it.",
-        complexity: c"O(1)",
-        args: &[KEY, OWNER, TTL],
+        summary: c"Acquires a lock for an owner and answers its fence, or null if another holds \
+                   it. Waits in line if asked to.",
+        complexity: c"O(1), or O(log(N)) with N clients waiting.",
+        args: &[KEY, OWNER, TTL, WAIT],
     };
 
     fn run<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Reply, BadRequest<'c>> {
         let name = args.key()?;
         let request = request::acquire(args.from(2))?;
-        let key = ctx.open(name);
-        let held = held(&key, request.owner);
-        let fences = &mut State::get(ctx).fences;
-        let decision = lock::acquire(held, request.owner, request.ttl, ctx.now(), fences);
+        let key = serve_if_free(ctx, name, ctx.open(name));
+        let decision = {
+            let held = held(&key, request.owner);
+            let State {
+                fences,
+                waiting,
+                stats,
+                ..
+            } = &mut *State::get(ctx);
+            let decision = lock::acquire(held, request.owner, request.ttl, ctx.now(), fences);
+            match decision.outcome {
+                Outcome::Acquired(_) => {
+                    waiting.spoke(ctx, name, request.owner);
+                    stats.grants_direct += u64::from(matches!(decision.effect, Effect::Set { .. }));
+                }
+                Outcome::Busy if request.wait_ms == 0 => stats.refusals += 1,
+                _ => {}
+            }
+            decision
+        };
+        if decision.outcome == Outcome::Busy && request.wait_ms > 0 {
+            let ends_at = key.ends_at();
+            drop(key);
+            return Ok(waiting::wait(ctx, name, &request, ends_at));
+        }
         apply(ctx, name, key, request.owner, decision.effect);
         Ok(decision.outcome.into())
     }
+}
+
+/// A free key with clients in line is the first one's, not the newcomer's.
+fn serve_if_free<'c>(ctx: &'c Ctx, name: Text<'c>, key: Key<'c>) -> Key<'c> {
+    if key.kind() != Kind::Empty {
+        return key;
+    }
+    waiting::serve_next(ctx, name, key, None, None).unwrap_or_else(|| ctx.open(name))
 }
 
 struct RenewCommand;
@@ -91,6 +115,15 @@ impl Command for RenewCommand {
             request.ttl,
             ctx.now(),
         );
+        {
+            let State { waiting, stats, .. } = &mut *State::get(ctx);
+            if decision.outcome == Outcome::Renewed {
+                waiting.spoke(ctx, name, request.owner);
+                stats.renewals += 1;
+            } else {
+                stats.renewals_refused += 1;
+            }
+        }
         apply(ctx, name, key, request.owner, decision.effect);
         Ok(decision.outcome.into())
     }
@@ -105,8 +138,10 @@ impl Command for ReleaseCommand {
         categories: "write fast",
         arity: 3,
         access: Access::Update,
-        summary: c"Releases a lock, if the owner holds it.",
-        complexity: c"O(1)",
+        summary:
+            c"Releases a lock, if the owner holds it, to the next in line. Gives up the owner's \
+                   place in line.",
+        complexity: c"O(1), or O(log(N)) with N clients waiting.",
         args: &[KEY, OWNER],
     };
 
@@ -114,8 +149,29 @@ impl Command for ReleaseCommand {
         let name = args.key()?;
         let owner = request::release(args.from(2))?;
         let key = ctx.open(name);
-        let decision = lock::release(held(&key, owner), owner);
-        apply(ctx, name, key, owner, decision.effect);
+        let held = held(&key, owner);
+        let replaced = held.fence();
+        let decision = lock::release(held, owner);
+        let left = {
+            let State { waiting, stats, .. } = &mut *State::get(ctx);
+            stats.releases += u64::from(decision.outcome == Outcome::Released);
+            waiting.leave(ctx, name, owner)
+        };
+        let key = match decision.outcome {
+            Outcome::Released => {
+                waiting::serve_next(ctx, name, key, replaced, Some(Cause::Release))
+            }
+            _ => Some(key),
+        };
+        if let Some(key) = key {
+            apply(ctx, name, key, owner, decision.effect);
+        }
+        if let Some(client) = left {
+            client.unblock(Parting {
+                reply: Reply::Null,
+                grant: None,
+            });
+        }
         Ok(decision.outcome.into())
     }
 }
@@ -129,8 +185,8 @@ impl Command for InfoCommand {
         categories: "read fast",
         arity: 2,
         access: Access::Read,
-        summary: c"Tells who holds a lock, since when and for how long.",
-        complexity: c"O(1)",
+        summary: c"Tells who holds a lock, since when and for how long, and who waits for it.",
+        complexity: c"O(N) with N clients waiting for the key, at most 100.",
         args: &[KEY],
     };
 
@@ -138,22 +194,44 @@ impl Command for InfoCommand {
         let name = args.key()?;
         request::nothing_more(args.from(2))?;
         let key = ctx.open_to_read(name);
-        let now = ctx.now();
-        Ok(match (key.kind(), key.value()) {
-            (Kind::Empty, _) => Reply::Null,
-            (_, None) => lock::Outcome::WrongType.into(),
+        let now = ctx.clocks();
+        let mut info = Info {
+            ttl_ms: -2,
+            ..Info::default()
+        };
+        match (key.kind(), key.value()) {
+            (Kind::Empty, _) => {}
+            (_, None) => return Ok(Outcome::WrongType.into()),
             (_, Some(value)) => {
                 let reading = lock::read(value);
-                Reply::Info(Info {
-                    owner: Some(reading.owner.to_vec()),
-                    fence: reading.fence.map(|fence| fence.number().cast_signed()),
-                    held_ms: reading.fence.map(|fence| fence.held_ms(now).cast_signed()),
-                    ttl_ms: key.ends_at().map_or(-1, |end| (end.0 - now.0).max(0)),
-                })
+                info.owner = Some(reading.owner.to_vec());
+                info.fence = reading.fence.map(|fence| fence.number().cast_signed());
+                info.held_ms = reading
+                    .fence
+                    .map(|fence| fence.held_ms(now.wall).cast_signed());
+                info.ttl_ms = key.ends_at().map_or(-1, |end| (end.0 - now.wall.0).max(0));
             }
-        })
+        }
+        let state = State::get(ctx);
+        let queue = state.waiting.queue();
+        if queue.waiters() > 0 {
+            let id = name.in_db(ctx.db());
+            info.waiters = queue.waiters_of(&id) as i64;
+            info.queue = queue
+                .list(&id, now.mono)
+                .take(LISTED)
+                .map(|(owner, waited_us)| (owner.to_vec(), (waited_us / 1000).cast_signed()))
+                .collect();
+        }
+        if info.owner.is_none() && info.waiters == 0 {
+            return Ok(Reply::Null);
+        }
+        Ok(Reply::Info(info))
     }
 }
+
+/// How many of those who wait LOCK.INFO lists, so that no reply holds up the server.
+const LISTED: usize = 100;
 
 struct DebugCommand;
 
@@ -164,20 +242,21 @@ impl Command for DebugCommand {
         categories: "admin dangerous",
         arity: 2,
         access: Access::None,
-        summary: c"Breaks something on purpose, for tests: PANIC panics inside the handler.",
+        summary: c"Breaks something on purpose, for tests. PANIC panics in the handler; DEAF lets \
+                   only the cron wake who waits, HEAR ends that.",
         complexity: c"O(1)",
-        args: &[Arg {
-            name: c"fault",
-            kind: ArgKind::Bytes,
-        }],
+        args: &[Arg::new(c"fault", ArgKind::Bytes)],
     };
 
-    fn run<'c>(_: &'c Ctx, args: &Args<'c>) -> Result<Reply, BadRequest<'c>> {
-        match args.from(1).next() {
-            Some(fault) if fault.eq_ignore_ascii_case(b"panic") => panic!("LOCK.DEBUG PANIC"),
-            Some(fault) => Err(BadRequest::OptionUnknown(fault)),
-            None => Err(BadRequest::WrongCount),
+    fn run<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Reply, BadRequest<'c>> {
+        let fault = args.from(1).next().ok_or(BadRequest::WrongCount)?;
+        match fault.to_ascii_uppercase().as_slice() {
+            b"PANIC" => panic!("LOCK.DEBUG PANIC"),
+            b"DEAF" => State::get(ctx).waiting.deaf = true,
+            b"HEAR" => State::get(ctx).waiting.deaf = false,
+            _ => return Err(BadRequest::OptionUnknown(fault)),
         }
+        Ok(Reply::Integer(1))
     }
 }
 

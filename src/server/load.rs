@@ -1,10 +1,9 @@
-//! MODULE LOAD: what must be right before the first command is served.
+//! MODULE LOAD and UNLOAD: what must be right before the first command is served, and after the last.
 
 use std::ffi::CStr;
 
-use super::State;
 use super::api::{Ctx, Level, Refused};
-use super::commands;
+use super::{State, commands, waiting};
 
 /// Name of the module: in MODULE LIST, of its section in INFO, and before the dot of its settings.
 pub const NAME: &CStr = c"lockkeeper";
@@ -47,7 +46,9 @@ pub fn load<'c>(ctx: &Ctx, args: impl Iterator<Item = &'c [u8]>) -> Result<(), R
     State::reset(ctx);
     ctx.declare_options();
     commands::register(ctx, debug)?;
-    ctx.on_promotion()?;
+    ctx.subscribe()?;
+    ctx.register_info()?;
+    ctx.register_max_waiters(waiting::DEFAULT_MAX_WAITERS, waiting::MOST_MAX_WAITERS)?;
     if ctx.may_evict() {
         ctx.log(
             Level::Warning,
@@ -73,6 +74,42 @@ fn refuse_old_server(version: i32) -> Result<(), Refused> {
     )))
 }
 
+/// Whether CLIENT UNBLOCK can be offered to those who wait: on 7.2 it crashes the server when it meets a
+/// grant.
+pub fn may_unblock(ctx: &Ctx) -> bool {
+    match ctx.valkey_version() {
+        Some(version) => !version.starts_with("7.2."),
+        None => ctx.server_version() >> 8 != 0x07_02,
+    }
+}
+
+/// Refuses while an ACL rule names our commands: with the commands gone, Redis and Valkey from 7.2 on
+/// end with a failed assertion when they go through such a rule.
+pub fn unload(ctx: &Ctx) -> Result<(), Refused> {
+    match ctx.acl_rules().iter().find(|rule| names_our_commands(rule)) {
+        None => Ok(()),
+        Some(rule) => {
+            let user = rule.split(' ').nth(1).unwrap_or_default().escape_debug();
+            Err(Refused(format!(
+                "not unloaded: the ACL rules of user '{user}' name commands of lockkeeper, remove those \
+                 rules, unload, load, and set them again"
+            )))
+        }
+    }
+}
+
+/// Whether a line of ACL LIST allows or forbids a command or the category of ours. A key pattern
+/// (`~lock.*`) does not.
+fn names_our_commands(rule: &str) -> bool {
+    rule.split([' ', '(', ')']).any(|word| {
+        let what = word
+            .strip_prefix(['+', '-'])
+            .unwrap_or_default()
+            .to_ascii_lowercase();
+        what.starts_with("lock.") || what == "@lock"
+    })
+}
+
 /// The server knows a module of our name already.
 pub fn refuse_second_loading() -> Refused {
     Refused(
@@ -93,6 +130,24 @@ mod tests {
         }
         for new in [0x07_00_05, 0x07_02_00, 0x08_02_01, 0x7f_ff_ff] {
             assert!(refuse_old_server(new).is_ok());
+        }
+    }
+
+    #[test]
+    fn only_a_rule_that_names_our_commands_or_category_keeps_us_from_unloading() {
+        for rule in [
+            "user a on +lock.acquire",
+            "user a on -@lock",
+            "user a on (~k +LOCK.info)",
+        ] {
+            assert!(names_our_commands(rule), "{rule}");
+        }
+        for rule in [
+            "user a on ~lock.* +@all",
+            "user lock.x on -@all +locker",
+            "user a +get",
+        ] {
+            assert!(!names_our_commands(rule), "{rule}");
         }
     }
 

@@ -2,42 +2,56 @@
 //!
 //! - [`load`]: what happens at MODULE LOAD and UNLOAD
 //! - [`commands`]: one table of the commands, and how each is carried out
+//! - [`waiting`]: clients that wait for a lock: blocked, woken, served, let go
 //! - [`events`]: what the server tells us without being asked
+//! - [`info`]: what INFO shows of us
 //! - [`api`]: the module API made safe; the only `unsafe` of the module
 
 mod api;
 mod commands;
 mod events;
+mod info;
 mod load;
+mod waiting;
 
-use crate::lock::{Fences, UnixMs};
-use api::{Ctx, MainThread};
 use std::cell::RefMut;
+
+use crate::lock::Fences;
+use api::{Ctx, InfoCtx, MainThread};
+use info::Stats;
+use waiting::Waiting;
 
 /// What the module remembers between two callbacks.
 struct State {
     fences: Fences,
-}
-
-impl State {
-    fn starting(now: UnixMs) -> State {
-        State {
-            fences: Fences::starting(now),
-        }
-    }
+    waiting: Waiting,
+    stats: Stats,
 }
 
 static STATE: MainThread<Option<State>> = MainThread::new(None);
 
 impl State {
+    fn new(ctx: &Ctx) -> State {
+        State {
+            fences: Fences::starting(ctx.now()),
+            waiting: Waiting::new(load::may_unblock(ctx)),
+            stats: Stats::default(),
+        }
+    }
+
     /// Made anew by loading: after an unload the library, and with it this memory, may still be there.
     fn reset(ctx: &Ctx) {
-        *STATE.get(ctx) = Some(State::starting(ctx.now()));
+        let state = State::new(ctx);
+        *STATE.get(ctx) = Some(state);
     }
 
     fn get(ctx: &Ctx) -> RefMut<'_, State> {
         RefMut::map(STATE.get(ctx), |state| {
-            state.get_or_insert_with(|| State::starting(ctx.now()))
+            state.get_or_insert_with(|| State::new(ctx))
         })
+    }
+
+    fn try_get(info: &InfoCtx) -> Option<RefMut<'_, State>> {
+        RefMut::filter_map(STATE.try_get(info)?, Option::as_mut).ok()
     }
 }

@@ -1,0 +1,395 @@
+//! Clients that wait: how they are blocked, woken, served and let go.
+//!
+//! Wake-ups come by three ways. RELEASE, and an ACQUIRE that finds the key free, hand over in their own
+//! step ([`serve_next`]). One timer fires when a wait is over, when a contended key should have expired,
+//! and every 10 ms for all that others may do to a key ([`timer_fired`]). The server's cron does the same
+//! by the monotonic clock, whatever became of the timer ([`cron`]).
+
+use super::State;
+use super::api::{Blocked, Ctx, Key, Kind, Parting, Refusal, Text, Timer};
+use super::info::Cause;
+use crate::lock::{self, Fence, Owner, UnixMs};
+use crate::queue::{Grant, GrantId, MonoUs, Name, Queue, REFUSED_MS, Task, Wish};
+use crate::reply::{self, Reply};
+use crate::request::Acquire;
+
+/// Default of `lockkeeper.max-waiters`, over all keys. One waiter and its connection cost the server
+/// 40 to 60 kB that count for maxmemory.
+pub const DEFAULT_MAX_WAITERS: u64 = 1_000;
+
+/// Upper bound of `lockkeeper.max-waiters`: more connections than any server has.
+pub const MOST_MAX_WAITERS: u64 = 1_000_000;
+
+/// A timer that is late by this much has been lost, or the wall clock was stepped back.
+const OVERDUE_MS: u64 = 50;
+
+/// What the module remembers of those who wait.
+pub struct Waiting {
+    queue: Queue<Blocked>,
+    max_waiters: u64,
+    /// The timer that is running, and when it is to fire.
+    timer: Option<(Timer, MonoUs)>,
+    /// Redis 7.2 crashes when CLIENT UNBLOCK meets a grant; there it is not offered.
+    may_be_unblocked: bool,
+    /// For tests: nobody is woken but by the cron.
+    pub deaf: bool,
+}
+
+impl Waiting {
+    pub fn new(may_be_unblocked: bool) -> Waiting {
+        Waiting {
+            queue: Queue::default(),
+            max_waiters: DEFAULT_MAX_WAITERS,
+            timer: None,
+            may_be_unblocked,
+            deaf: false,
+        }
+    }
+
+    pub fn queue(&self) -> &Queue<Blocked> {
+        &self.queue
+    }
+
+    pub fn max_waiters(&self) -> u64 {
+        self.max_waiters
+    }
+
+    /// An owner has shown that it knows of its lock.
+    pub fn spoke(&mut self, ctx: &Ctx, name: Text, owner: Owner) {
+        if self.queue.has_undelivered() {
+            self.queue.spoke(&name.in_db(ctx.db()), owner);
+        }
+    }
+
+    /// The owner gives up its place. Answers the client that waited in it.
+    pub fn leave(&mut self, ctx: &Ctx, name: Text, owner: Owner) -> Option<Blocked> {
+        if self.queue.waiters() == 0 {
+            return None;
+        }
+        self.queue.leave_owner(&name.in_db(ctx.db()), owner)
+    }
+}
+
+/// The client of this command joins the queue of the key, which ends at `ends_at` if it does.
+pub fn wait(ctx: &Ctx, name: Text, request: &Acquire, ends_at: Option<UnixMs>) -> Reply {
+    let Acquire {
+        owner,
+        ttl,
+        wait_ms,
+    } = *request;
+    if !ctx.can_block() {
+        return Reply::Null;
+    }
+    let name = name.in_db(ctx.db());
+    let may_be_unblocked = {
+        let State { waiting, stats, .. } = &mut *State::get(ctx);
+        let full = waiting.queue.waiters() as u64 >= waiting.max_waiters;
+        if full && !waiting.queue.waits(&name, owner) {
+            stats.queue_full += 1;
+            return reply::queue_full(waiting.max_waiters);
+        }
+        waiting.may_be_unblocked
+    };
+    let client = ctx.block(may_be_unblocked);
+    let now = ctx.clocks();
+    let earlier = {
+        let queue = &mut State::get(ctx).waiting.queue;
+        let deadline = now.mono.plus_ms(wait_ms);
+        let earlier = queue.join(
+            &name,
+            Wish {
+                owner,
+                ttl,
+                deadline,
+                client,
+            },
+            now.mono,
+        );
+        queue.held(&name, ends_at, now);
+        earlier
+    };
+    if let Some(earlier) = earlier {
+        earlier.unblock(Parting {
+            reply: Reply::Null,
+            grant: None,
+        });
+    }
+    rearm(ctx);
+    Reply::Later
+}
+
+/// Gives the key to the next in line, in the step of the running command. Answers the key if nobody
+/// waits for it.
+pub fn serve_next<'c>(
+    ctx: &'c Ctx,
+    name: Text,
+    mut key: Key<'c>,
+    replaced: Option<Fence>,
+    cause: Option<Cause>,
+) -> Option<Key<'c>> {
+    let now = ctx.clocks();
+    let (grant, cause) = {
+        let State {
+            waiting, fences, ..
+        } = &mut *State::get(ctx);
+        if waiting.queue.waiters() == 0 || waiting.deaf {
+            return Some(key);
+        }
+        let id = name.in_db(ctx.db());
+        let cause = cause.unwrap_or(Cause::of_free_key(&waiting.queue, &id, now.wall));
+        match waiting.queue.next(&id, replaced, now, fences) {
+            Some(grant) => (grant, cause),
+            None => return Some(key),
+        }
+    };
+    let value = lock::write(grant.id.fence, grant.id.owner());
+    key.set(&value, grant.ends_at);
+    drop(key);
+    ctx.after_set(name, &value, grant.ends_at);
+    tell(ctx, grant, cause);
+    rearm(ctx);
+    None
+}
+
+/// The key is written: tells the client.
+fn tell(ctx: &Ctx, grant: Grant<Blocked>, cause: Cause) {
+    let waited_us = grant.waited_us(ctx.clocks());
+    State::get(ctx).stats.granted(cause, waited_us);
+    let reply = lock::Outcome::Acquired(grant.id.fence).into();
+    grant.client().unblock(Parting {
+        reply,
+        grant: Some(grant.id),
+    });
+}
+
+/// The timer has fired.
+pub fn timer_fired(ctx: &Ctx) {
+    {
+        let waiting = &mut State::get(ctx).waiting;
+        waiting.timer = None;
+        if waiting.deaf {
+            return;
+        }
+    }
+    work(ctx);
+}
+
+/// The server's cron, ten times a second by default: whatever was missed is made good here.
+pub fn cron(ctx: &Ctx) {
+    let now = ctx.clocks().mono;
+    let overdue = {
+        let waiting = &mut State::get(ctx).waiting;
+        if waiting.queue.is_idle() {
+            return;
+        }
+        waiting
+            .timer
+            .take_if(|(_, at)| at.plus_ms(OVERDUE_MS) < now)
+    };
+    if let Some((timer, _)) = overdue {
+        ctx.stop_timer(timer);
+    }
+    work(ctx);
+}
+
+/// Does what is due, and sees to it that the timer fires for what is due next.
+fn work(ctx: &Ctx) {
+    let may_write = !ctx.must_not_write();
+    let tasks = State::get(ctx)
+        .waiting
+        .queue
+        .due(ctx.clocks().mono, may_write);
+    for task in tasks {
+        match task {
+            Task::TimedOut(client) => {
+                State::get(ctx).stats.wait_timeouts += 1;
+                client.unblock(Parting {
+                    reply: Reply::Null,
+                    grant: None,
+                });
+            }
+            Task::Look(name) => look(ctx, &name),
+            Task::TakeBack(grant) => take_back(ctx, &grant),
+        }
+    }
+    rearm(ctx);
+}
+
+/// Looks at a contended key, and serves the next in line if it is free.
+fn look(ctx: &Ctx, name: &Name) {
+    ctx.select(name.db);
+    let text = ctx.text(&name.key);
+    let (free, ends_at) = {
+        let key = ctx.open(text.text());
+        (key.kind() == Kind::Empty, key.ends_at())
+    };
+    let now = ctx.clocks();
+    let (grant, cause) = {
+        let State {
+            waiting, fences, ..
+        } = &mut *State::get(ctx);
+        if !free {
+            waiting.queue.held(name, ends_at, now);
+            return;
+        }
+        let cause = Cause::of_free_key(&waiting.queue, name, now.wall);
+        match waiting.queue.next(name, None, now, fences) {
+            Some(grant) => (grant, cause),
+            None => return,
+        }
+    };
+    if let Some(grant) = write(ctx, text.text(), grant) {
+        tell(ctx, grant, cause);
+    }
+}
+
+/// Writes a grant outside of a command. If the server refuses, the grant is gone: its place is first in
+/// line again, or all of the key's line were told to ask the cluster.
+fn write(ctx: &Ctx, text: Text, grant: Grant<Blocked>) -> Option<Grant<Blocked>> {
+    let value = lock::write(grant.id.fence, grant.id.owner());
+    let Err(refusal) = ctx.call_set(text, &value, grant.ends_at) else {
+        return Some(grant);
+    };
+    let now = ctx.clocks();
+    let name = grant.id.name.clone();
+    let leaving = {
+        let queue = &mut State::get(ctx).waiting.queue;
+        queue.put_back(grant, now);
+        match refusal {
+            Refusal::NotHere => queue.leave_all(Some(&name)),
+            Refusal::NotNow => vec![],
+        }
+    };
+    for client in leaving {
+        client.unblock(Parting {
+            reply: reply::try_again(),
+            grant: None,
+        });
+    }
+    None
+}
+
+/// The owner was never told of its grant and has not spoken since: the key goes to the next in line, or
+/// is deleted, if it still carries that grant.
+fn take_back(ctx: &Ctx, doubted: &GrantId) {
+    let name = &doubted.name;
+    ctx.select(name.db);
+    let text = ctx.text(&name.key);
+    let carried = {
+        let key = ctx.open(text.text());
+        doubted.owner().may_hold(key.len())
+            && key
+                .value()
+                .is_some_and(|value| doubted.is_carried_by(value))
+    };
+    let now = ctx.clocks();
+    let next = {
+        let State {
+            waiting, fences, ..
+        } = &mut *State::get(ctx);
+        if !carried {
+            waiting.queue.forget(doubted);
+            return;
+        }
+        waiting.queue.next(name, Some(doubted.fence), now, fences)
+    };
+    let taken = match next {
+        Some(grant) => write(ctx, text.text(), grant)
+            .map(|grant| tell(ctx, grant, Cause::TakeBack))
+            .is_some(),
+        None => ctx.call_del(text.text()).is_ok(),
+    };
+    let State { waiting, stats, .. } = &mut *State::get(ctx);
+    if taken {
+        waiting.queue.forget(doubted);
+        stats.grants_taken_back += 1;
+    } else {
+        waiting
+            .queue
+            .take_back_at(doubted, now.mono.plus_ms(REFUSED_MS));
+    }
+}
+
+/// A client that waited was unblocked, and told unless it had gone.
+pub fn parted(ctx: &Ctx, parting: Parting, told: bool) {
+    let Some(grant) = parting.grant else { return };
+    let now = ctx.clocks().mono;
+    {
+        let queue = &mut State::get(ctx).waiting.queue;
+        match told {
+            true => queue.forget(&grant),
+            false => queue.take_back_at(&grant, now),
+        }
+    }
+    rearm(ctx);
+}
+
+/// A client has gone. Answers whether it waited, so that it must be unblocked now.
+pub fn gone(ctx: &Ctx, client: Blocked) -> bool {
+    let waited = {
+        let State { waiting, stats, .. } = &mut *State::get(ctx);
+        let waited = waiting.queue.leave(client);
+        stats.waiters_gone += u64::from(waited);
+        waited
+    };
+    rearm(ctx);
+    waited
+}
+
+/// Lets a client go that was just blocked.
+pub fn dismiss(ctx: &Ctx, client: Blocked, reply: Reply) {
+    State::get(ctx).waiting.queue.leave(client);
+    client.unblock(Parting { reply, grant: None });
+    rearm(ctx);
+}
+
+pub fn max_waiters(ctx: &Ctx) -> u64 {
+    State::get(ctx).waiting.max_waiters
+}
+
+/// Sets `lockkeeper.max-waiters`. At 0 all who wait are answered null and the timer stops, so that the
+/// module can be unloaded.
+pub fn set_max_waiters(ctx: &Ctx, number: u64) {
+    let leaving = {
+        let waiting = &mut State::get(ctx).waiting;
+        waiting.max_waiters = number;
+        match number {
+            0 => waiting.queue.leave_all(None),
+            _ => vec![],
+        }
+    };
+    for client in leaving {
+        client.unblock(Parting {
+            reply: Reply::Null,
+            grant: None,
+        });
+    }
+    rearm(ctx);
+}
+
+/// Another server is master: it does not know of grants whose reply was lost here.
+pub fn forget_grants(ctx: &Ctx) {
+    State::get(ctx).waiting.queue.forget_grants();
+    rearm(ctx);
+}
+
+/// Sees to it that the timer fires when something is due next, and does not run for nothing.
+fn rearm(ctx: &Ctx) {
+    let now = ctx.clocks().mono;
+    let (late, due) = {
+        let waiting = &mut State::get(ctx).waiting;
+        match (waiting.timer, waiting.queue.next_due()) {
+            (Some((_, at)), Some(due)) if at <= due => return,
+            (None, None) => return,
+            (_, due) => (waiting.timer.take(), due),
+        }
+    };
+    if let Some((timer, _)) = late {
+        ctx.stop_timer(timer);
+    }
+    if let Some(due) = due {
+        // Rounded up: a wait ends not earlier than asked.
+        let timer = ctx.start_timer(due.since_us(now).div_ceil(1000));
+        State::get(ctx).waiting.timer = Some((timer, due));
+    }
+}
