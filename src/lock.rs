@@ -190,11 +190,8 @@ pub enum Held<'v> {
     Nobody,
     /// A value whose length alone says that it is not the caller's ([`Owner::may_hold`]).
     Another,
-    /// A value, and the end of its lease unless it has none.
-    Value {
-        bytes: &'v [u8],
-        ends_at: Option<UnixMs>,
-    },
+    /// A value, which may be the caller's.
+    Value(&'v [u8]),
     /// The key holds a list, a hash …
     WrongType,
 }
@@ -203,7 +200,7 @@ impl Held<'_> {
     /// The fence that is at the key, if the value was read and is of ours.
     pub fn fence(self) -> Option<Fence> {
         match self {
-            Held::Value { bytes, .. } => read(bytes).fence,
+            Held::Value(bytes) => read(bytes).fence,
             _ => None,
         }
     }
@@ -278,8 +275,15 @@ impl Decision {
 }
 
 /// LOCK.ACQUIRE: takes a free lock, or confirms one that the caller holds. A confirmed lease never ends
-/// earlier than before.
-pub fn acquire(held: Held, owner: Owner, ttl: Ttl, now: UnixMs, fences: &mut Fences) -> Decision {
+/// earlier than `before`, the end that it has, if any.
+pub fn acquire(
+    held: Held,
+    before: Option<UnixMs>,
+    owner: Owner,
+    ttl: Ttl,
+    now: UnixMs,
+    fences: &mut Fences,
+) -> Decision {
     let ends_at = now.plus(ttl);
     let grant = |fence, ends_at| Decision {
         outcome: Outcome::Acquired(fence),
@@ -289,10 +293,7 @@ pub fn acquire(held: Held, owner: Owner, ttl: Ttl, now: UnixMs, fences: &mut Fen
         Held::Nobody => grant(fences.next(now, None), ends_at),
         Held::Another => Decision::refuse(Outcome::Busy),
         Held::WrongType => Decision::refuse(Outcome::WrongType),
-        Held::Value {
-            bytes,
-            ends_at: before,
-        } => match claim(bytes, owner) {
+        Held::Value(bytes) => match claim(bytes, owner) {
             Claim::Owner(fence) => Decision {
                 outcome: Outcome::Acquired(fence),
                 effect: match before {
@@ -332,7 +333,7 @@ fn settle(held: Held, owner: Owner, outcome: Outcome, effect: Effect) -> Decisio
         Held::Nobody => Decision::refuse(Outcome::NotHeld),
         Held::Another => Decision::refuse(Outcome::NotOwner),
         Held::WrongType => Decision::refuse(Outcome::WrongType),
-        Held::Value { bytes, .. } => match claim(bytes, owner) {
+        Held::Value(bytes) => match claim(bytes, owner) {
             Claim::Owner(_) | Claim::ByHand => Decision { outcome, effect },
             Claim::Stranger => Decision::refuse(Outcome::NotOwner),
         },

@@ -16,13 +16,6 @@ fn fences() -> Fences {
     Fences::starting(NOW)
 }
 
-fn found(bytes: &[u8], ends_at: Option<i64>) -> Held<'_> {
-    Held::Value {
-        bytes,
-        ends_at: ends_at.map(UnixMs),
-    }
-}
-
 #[test]
 fn a_value_of_ours_is_sixteen_digits_a_colon_and_an_owner() {
     let read = |value: &'static [u8]| {
@@ -92,7 +85,14 @@ proptest! {
 
 #[test]
 fn a_free_lock_is_granted_until_ttl_from_now() {
-    let decision = acquire(Held::Nobody, owner("me"), ttl(500), NOW, &mut fences());
+    let decision = acquire(
+        Held::Nobody,
+        None,
+        owner("me"),
+        ttl(500),
+        NOW,
+        &mut fences(),
+    );
     let Outcome::Acquired(fence) = decision.outcome else {
         panic!("{decision:?}")
     };
@@ -125,7 +125,8 @@ fn acquiring_again_keeps_the_fence_and_never_shortens_the_lease() {
         ),
     ] {
         let decision = acquire(
-            found(value, before),
+            Held::Value(value),
+            before.map(UnixMs),
             owner("me"),
             ttl(500),
             NOW,
@@ -149,7 +150,8 @@ fn acquiring_a_lock_taken_by_hand_makes_it_ours_and_never_shortens_the_lease() {
         (None, 500),
     ] {
         let decision = acquire(
-            found(b"token", before),
+            Held::Value(b"token"),
+            before.map(UnixMs),
             owner("token"),
             ttl(500),
             NOW,
@@ -169,36 +171,37 @@ fn acquiring_a_lock_taken_by_hand_makes_it_ours_and_never_shortens_the_lease() {
 }
 
 #[test]
-fn renewing_may_shorten_and_gives_an_end_to_a_lock_without_one() {
-    for before in [Some(NOW.0 + 900), Some(NOW.0 + 1), None] {
-        for value in [&b"0000000000000007:me"[..], b"me"] {
-            let decision = renew(found(value, before), owner("me"), ttl(500), NOW);
-            let effect = Effect::Expire {
-                ends_at: UnixMs(NOW.0 + 500),
-            };
-            assert_eq!(
-                decision,
-                Decision {
-                    outcome: Outcome::Renewed,
-                    effect
-                }
-            );
-        }
+fn renewing_ends_the_lease_ttl_from_now_whatever_its_end_was() {
+    for value in [&b"0000000000000007:me"[..], b"me"] {
+        let decision = renew(Held::Value(value), owner("me"), ttl(500), NOW);
+        let effect = Effect::Expire {
+            ends_at: UnixMs(NOW.0 + 500),
+        };
+        assert_eq!(
+            decision,
+            Decision {
+                outcome: Outcome::Renewed,
+                effect
+            }
+        );
     }
 }
 
 #[test]
 fn a_stranger_changes_nothing_and_is_told_why() {
     let stranger = owner("you");
-    let by_me = found(b"0000000000000007:me", None);
+    let by_me = Held::Value(b"0000000000000007:me");
     for (held, busy, refused) in [
         (by_me, Outcome::Busy, Outcome::NotOwner),
-        (found(b"me", None), Outcome::Busy, Outcome::NotOwner),
+        (Held::Value(b"me"), Outcome::Busy, Outcome::NotOwner),
         (Held::Another, Outcome::Busy, Outcome::NotOwner),
         (Held::WrongType, Outcome::WrongType, Outcome::WrongType),
     ] {
         let answers = [
-            (acquire(held, stranger, ttl(1), NOW, &mut fences()), busy),
+            (
+                acquire(held, None, stranger, ttl(1), NOW, &mut fences()),
+                busy,
+            ),
             (renew(held, stranger, ttl(1), NOW), refused),
             (release(held, stranger), refused),
         ];
@@ -222,9 +225,10 @@ fn a_stranger_changes_nothing_and_is_told_why() {
 #[test]
 fn the_whole_value_is_a_name_too_even_when_it_reads_as_ours() {
     let value = "0000000000000007:me";
-    let held = found(value.as_bytes(), None);
+    let held = Held::Value(value.as_bytes());
     assert_eq!(release(held, owner(value)).outcome, Outcome::Released);
-    let Outcome::Acquired(fence) = acquire(held, owner(value), ttl(1), NOW, &mut fences()).outcome
+    let Outcome::Acquired(fence) =
+        acquire(held, None, owner(value), ttl(1), NOW, &mut fences()).outcome
     else {
         panic!("not acquired")
     };
@@ -277,15 +281,19 @@ fn held_since_is_zero_for_a_fence_ahead_of_the_clock() {
 struct Key(Option<(Vec<u8>, Option<UnixMs>)>);
 
 impl Key {
-    fn held(&mut self, now: UnixMs) -> Held<'_> {
+    fn expire(&mut self, now: UnixMs) {
         self.0.take_if(|(_, end)| end.is_some_and(|end| now > end));
+    }
+
+    fn held(&self) -> Held<'_> {
         match &self.0 {
-            Some((bytes, ends_at)) => Held::Value {
-                bytes,
-                ends_at: *ends_at,
-            },
+            Some((bytes, _)) => Held::Value(bytes),
             None => Held::Nobody,
         }
+    }
+
+    fn ends_at(&self) -> Option<UnixMs> {
+        self.0.as_ref().and_then(|(_, end)| *end)
     }
 
     fn apply(&mut self, owner: Owner, effect: Effect) {
@@ -340,9 +348,10 @@ proptest! {
         for (who, step) in steps {
             let me = names[who];
             leases.retain(|_, end| *end >= now);
+            key.expire(now);
             match step {
                 Step::Acquire(ms) => {
-                    let decision = acquire(key.held(now), me, ttl(ms), now, &mut fences);
+                    let decision = acquire(key.held(), key.ends_at(), me, ttl(ms), now, &mut fences);
                     if let Outcome::Acquired(fence) = decision.outcome {
                         prop_assert!(leases.keys().all(|holder| *holder == who));
                         match decision.effect {
@@ -356,7 +365,7 @@ proptest! {
                     key.apply(me, decision.effect);
                 }
                 Step::Renew(ms) => {
-                    let decision = renew(key.held(now), me, ttl(ms), now);
+                    let decision = renew(key.held(), me, ttl(ms), now);
                     if decision.outcome == Outcome::Renewed {
                         prop_assert!(leases.keys().all(|holder| *holder == who));
                         leases.insert(who, now.plus(ttl(ms)));
@@ -364,14 +373,14 @@ proptest! {
                     key.apply(me, decision.effect);
                 }
                 Step::Release => {
-                    let decision = release(key.held(now), me);
+                    let decision = release(key.held(), me);
                     if decision.outcome == Outcome::Released {
                         leases.remove(&who);
                     }
                     key.apply(me, decision.effect);
                 }
                 Step::TakeByHand(ms) => {
-                    if key.held(now) == Held::Nobody {
+                    if key.held() == Held::Nobody {
                         let end = now.plus(ttl(ms));
                         key.0 = Some((me.bytes().to_vec(), Some(end)));
                         leases.insert(who, end);
@@ -397,15 +406,15 @@ fn every_owner_gets_its_turn() {
     let (mut key, mut fences, mut now) = (Key::default(), fences(), NOW);
     for name in ["a", "b", "c"] {
         let me = owner(name);
-        let decision = acquire(key.held(now), me, ttl(10), now, &mut fences);
+        let decision = acquire(key.held(), key.ends_at(), me, ttl(10), now, &mut fences);
         assert!(matches!(decision.outcome, Outcome::Acquired(_)));
         key.apply(me, decision.effect);
         now.0 += 5;
-        let decision = renew(key.held(now), me, ttl(10), now);
+        let decision = renew(key.held(), me, ttl(10), now);
         assert_eq!(decision.outcome, Outcome::Renewed);
         key.apply(me, decision.effect);
         now.0 += 9;
-        let decision = release(key.held(now), me);
+        let decision = release(key.held(), me);
         assert_eq!(decision.outcome, Outcome::Released);
         key.apply(me, decision.effect);
     }

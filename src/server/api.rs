@@ -135,8 +135,15 @@ impl Ctx {
 
     fn open_with(&self, name: Text, mode: u32) -> Key<'_> {
         let mode = (mode | raw::REDISMODULE_OPEN_KEY_NOTOUCH).cast_signed();
+        let raw = api!(RedisModule_OpenKey(self.raw, name.raw, mode));
+        let kind = match api!(RedisModule_KeyType(raw)) as isize {
+            raw::REDISMODULE_KEYTYPE_EMPTY => Kind::Empty,
+            raw::REDISMODULE_KEYTYPE_STRING => Kind::String,
+            _ => Kind::Other,
+        };
         Key {
-            raw: api!(RedisModule_OpenKey(self.raw, name.raw, mode)),
+            raw,
+            kind,
             ctx: self,
         }
     }
@@ -321,16 +328,14 @@ pub enum Kind {
 /// An open key. Close it (drop it) before notifying: a listener may replace its value.
 pub struct Key<'c> {
     raw: *mut raw::RedisModuleKey,
+    kind: Kind,
     ctx: &'c Ctx,
 }
 
 impl Key<'_> {
+    /// What was there when the key was opened.
     pub fn kind(&self) -> Kind {
-        match api!(RedisModule_KeyType(self.raw)) as isize {
-            raw::REDISMODULE_KEYTYPE_EMPTY => Kind::Empty,
-            raw::REDISMODULE_KEYTYPE_STRING => Kind::String,
-            _ => Kind::Other,
-        }
+        self.kind
     }
 
     /// Length of the value in bytes, without touching its encoding.
@@ -340,7 +345,7 @@ impl Key<'_> {
 
     /// The value of a string; none for anything else.
     pub fn value(&self) -> Option<&[u8]> {
-        if self.kind() != Kind::String {
+        if self.kind != Kind::String {
             return None;
         }
         let mut len = 0;
@@ -353,7 +358,7 @@ impl Key<'_> {
 
     /// When the key ends, if it does. Only for a key that exists: on a missing one Redis 8.2 crashes.
     pub fn ends_at(&self) -> Option<UnixMs> {
-        if self.kind() == Kind::Empty {
+        if self.kind == Kind::Empty {
             return None;
         }
         let at = api!(RedisModule_GetAbsExpire(self.raw));

@@ -12,7 +12,7 @@ use super::info::Cause;
 use super::{State, waiting};
 use crate::lock::{self, Effect, Held, Outcome, Owner};
 use crate::reply::{Info, Reply};
-use crate::request::{self, BadRequest};
+use crate::request::{self, Acquire, BadRequest};
 
 /// ACL category of all our commands, on servers that have categories for modules.
 const CATEGORY: &CStr = c"lock";
@@ -56,13 +56,18 @@ impl Command for AcquireCommand {
         let key = serve_if_free(ctx, name, ctx.open(name));
         let decision = {
             let held = held(&key, request.owner);
+            let before = match held {
+                Held::Value(_) => key.ends_at(),
+                _ => None,
+            };
+            let Acquire { owner, ttl, .. } = request;
             let State {
                 fences,
                 waiting,
                 stats,
                 ..
             } = &mut *State::get(ctx);
-            let decision = lock::acquire(held, request.owner, request.ttl, ctx.now(), fences);
+            let decision = lock::acquire(held, before, owner, ttl, ctx.now(), fences);
             match decision.outcome {
                 Outcome::Acquired(_) => {
                     waiting.spoke(ctx, name, request.owner);
@@ -266,13 +271,7 @@ fn held<'k>(key: &'k Key, owner: Owner) -> Held<'k> {
         Kind::Empty => Held::Nobody,
         Kind::Other => Held::WrongType,
         Kind::String if !owner.may_hold(key.len()) => Held::Another,
-        Kind::String => match key.value() {
-            Some(bytes) => Held::Value {
-                bytes,
-                ends_at: key.ends_at(),
-            },
-            None => Held::Another,
-        },
+        Kind::String => key.value().map_or(Held::Another, Held::Value),
     }
 }
 

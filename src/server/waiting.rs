@@ -127,7 +127,6 @@ pub fn serve_next<'c>(
     replaced: Option<Fence>,
     cause: Option<Cause>,
 ) -> Option<Key<'c>> {
-    let now = ctx.clocks();
     let (grant, cause) = {
         let State {
             waiting, fences, ..
@@ -135,6 +134,7 @@ pub fn serve_next<'c>(
         if waiting.queue.waiters() == 0 || waiting.deaf {
             return Some(key);
         }
+        let now = ctx.clocks();
         let id = name.in_db(ctx.db());
         let cause = cause.unwrap_or(Cause::of_free_key(&waiting.queue, &id, now.wall));
         match waiting.queue.next(&id, replaced, now, fences) {
