@@ -66,5 +66,4 @@ server-needs:
 	$(call need,command -v redis-server,redis-server,$(SUDO) systemctl disable --now redis-server || true)
 
 test-needs: $(if $(SERVER),,server-needs)
-	$(call need,command -v faketime,faketime)
 	$(call need,python3 -c 'import ensurepip',python3-venv)

@@ -10,6 +10,7 @@ pub mod stream;
 
 use std::fmt::Display;
 use std::fs::{self, File};
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -120,6 +121,28 @@ pub fn command_line() -> &'static Path {
     COMMAND.get_or_init(|| build("lockkeeper", "lockkeeper"))
 }
 
+/// The library that lets a test move a server's clock.
+fn movable_clock() -> &'static Path {
+    static CLOCK: OnceLock<PathBuf> = OnceLock::new();
+    CLOCK.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/clock.c");
+        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clock.so");
+        // Under another name first: a server of another test may be loading it.
+        let new = library.with_extension(std::process::id().to_string());
+        let build = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o"])
+            .args([&new, &source])
+            .status();
+        assert!(
+            build.unwrap().success(),
+            "{} does not build",
+            source.display()
+        );
+        fs::rename(new, &library).unwrap();
+        library
+    })
+}
+
 fn build(package: &str, file: &str) -> PathBuf {
     // Where this very test was built, whatever told cargo so.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
@@ -138,7 +161,11 @@ fn build(package: &str, file: &str) -> PathBuf {
 pub fn python(args: &[&str]) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = root.join(".venv/bin/python");
-    assert!(python.exists(), "no {}: run `make .venv/ready`", python.display());
+    assert!(
+        python.exists(),
+        "no {}: run `make .venv/ready`",
+        python.display()
+    );
     let run = Command::new(python)
         .args(args)
         .current_dir(root.join("tests/python"))
@@ -155,8 +182,8 @@ pub struct Setup {
     /// What follows `--loadmodule`; empty for a server without the module.
     module: Vec<String>,
     args: Vec<String>,
-    /// How far the server's clock is from the true one, in seconds, if it is a clock of its own.
-    clock: Option<&'static str>,
+    /// How far the server's clock is ahead of the true one, if it is to be moved.
+    clock_ms: Option<i64>,
 }
 
 impl Setup {
@@ -164,7 +191,7 @@ impl Setup {
         Setup {
             module: vec![module().display().to_string()],
             args: Vec::new(),
-            clock: None,
+            clock_ms: None,
         }
     }
 
@@ -183,9 +210,10 @@ impl Setup {
         self
     }
 
-    /// Gives the server a wall clock of its own, to be moved by [`Server::set_clock`].
-    pub fn clock(mut self, offset: &'static str) -> Setup {
-        self.clock = Some(offset);
+    /// Gives the server a wall clock of its own, this far ahead of the true one: see
+    /// [`Server::set_clock_ms`].
+    pub fn clock_ms(mut self, ahead: i64) -> Setup {
+        self.clock_ms = Some(ahead);
         self
     }
 
@@ -337,12 +365,13 @@ impl Server {
         self.start_again();
     }
 
-    /// Moves the wall clock of a server that was set up with [`Setup::clock`]: "-3600" is an hour
-    /// behind the true one. In one step, as the server may look at any moment.
-    pub fn set_clock(&self, offset: &str) {
-        let new = self.dir().join("clock.new");
-        fs::write(&new, offset).unwrap();
-        fs::rename(new, self.clock_file()).unwrap();
+    /// Steps the wall clock of a server that was set up with [`Setup::clock_ms`].
+    pub fn set_clock_ms(&self, ahead: i64) {
+        // In place, as the server has the file mapped.
+        let mut options = File::options();
+        options.create(true).write(true).truncate(false);
+        let mut file = options.open(self.clock_file()).unwrap();
+        file.write_all(&ahead.to_ne_bytes()).unwrap();
     }
 
     fn clock_file(&self) -> PathBuf {
@@ -367,6 +396,8 @@ impl Server {
             .arg("--dir")
             .arg(self.dir())
             .args(["--save", ""])
+            // Else a replica waits five seconds for others to come.
+            .args(["--repl-diskless-sync-delay", "0"])
             .args([
                 "--enable-debug-command",
                 "yes",
@@ -378,20 +409,16 @@ impl Server {
         }
         command
             .args(&self.setup.args)
+            // So that a panic in the module does all that it can do.
+            .env("RUST_BACKTRACE", "1")
             .stdin(Stdio::null())
             .stderr(stdout.try_clone().unwrap())
             .stdout(stdout);
-        if let Some(offset) = self.setup.clock {
-            self.set_clock(offset);
+        if let Some(ahead) = self.setup.clock_ms {
+            self.set_clock_ms(ahead);
             command
-                // Without libc's own malloc in front, jemalloc and libfaketime wait for each other.
-                .env(
-                    "LD_PRELOAD",
-                    "/usr/$LIB/faketime/libfaketimeMT.so.1:libc.so.6",
-                )
-                .env("FAKETIME_TIMESTAMP_FILE", self.clock_file())
-                .env("FAKETIME_NO_CACHE", "1")
-                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+                .env("LD_PRELOAD", movable_clock())
+                .env("CLOCK_OFFSET_FILE", self.clock_file());
         }
         let child = command
             .spawn()
