@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(100);
 
 /// A point in time on a clock that never steps and runs through suspend, counted from boot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Moment(Duration);
 
 impl Moment {
@@ -149,7 +149,7 @@ enum State {
     /// The server refused it, and the holder has not been told yet.
     Refused(Lost),
     /// Nothing: the holder was told that it is lost, and has not let go yet.
-    Lost(Lost),
+    Lost,
     /// To give it up, but not before this moment; `once` if it may be another's by now.
     GivingUp { not_before: Moment, once: bool },
     /// It is over.
@@ -169,6 +169,8 @@ pub(crate) struct Lease {
     /// be told apart.
     in_flight: Option<Moment>,
     failures: u32,
+    /// The loss that the holder was told, or will be when it lets go.
+    lost: Option<Lost>,
 }
 
 impl Lease {
@@ -182,6 +184,7 @@ impl Lease {
             due_at: sent_at + terms.ttl / 3,
             in_flight: None,
             failures: 0,
+            lost: None,
         }
     }
 
@@ -203,6 +206,16 @@ impl Lease {
         self.failures
     }
 
+    /// The loss that the holder was told, if it was.
+    pub(crate) fn lost(&self) -> Option<Lost> {
+        self.lost
+    }
+
+    /// Whether the holder has let go.
+    pub(crate) fn is_given_up(&self) -> bool {
+        matches!(self.state, State::GivingUp { .. } | State::Ended)
+    }
+
     /// The holder wants to hear from the server now.
     pub(crate) fn renew_now(&mut self, now: Moment) {
         self.due_at = self.due_at.min(now);
@@ -211,27 +224,30 @@ impl Lease {
     /// The holder lets go, but wants the lock kept until `not_before`. An attempt in flight is
     /// forgotten: what it answers is of no interest any more.
     pub(crate) fn give_up(&mut self, not_before: Moment, now: Moment) {
+        match self.state {
+            State::GivingUp { .. } | State::Ended => return,
+            State::Refused(lost) => self.lost = Some(lost),
+            State::Held if now >= self.ends_at => self.lost = Some(Lost::Expired),
+            State::Held | State::Lost => {}
+        }
         self.in_flight = None;
         self.failures = 0;
         self.due_at = now;
-        self.state = match self.state {
-            State::Held if now < self.ends_at => State::GivingUp {
+        self.state = match self.lost {
+            None => State::GivingUp {
                 not_before,
                 once: false,
             },
             // The server would say no: there is nothing of ours to release.
-            State::Refused(_) | State::Lost(Lost::Taken | Lost::Gone) | State::Ended => {
-                State::Ended
-            }
-            // Ended by our clock, or soon to end: should the server still keep it, it is freed.
-            State::Held | State::Lost(Lost::Expired | Lost::MaxHold) => {
+            Some(Lost::Taken | Lost::Gone) => State::Ended,
+            // Should the server still keep it for us, it is freed.
+            Some(Lost::Expired | Lost::MaxHold) => {
                 self.ends_at = now + self.terms.attempt();
                 State::GivingUp {
                     not_before: now,
                     once: true,
                 }
             }
-            giving_up @ State::GivingUp { .. } => giving_up,
         };
     }
 
@@ -240,7 +256,7 @@ impl Lease {
         match self.state {
             State::Held => self.keep(now),
             State::Refused(lost) => self.lose(lost),
-            State::Lost(_) => Action::Idle,
+            State::Lost => Action::Idle,
             State::GivingUp { not_before, .. } => self.let_go(now, not_before),
             State::Ended => Action::End,
         }
@@ -294,14 +310,15 @@ impl Lease {
     }
 
     fn lose(&mut self, lost: Lost) -> Action {
-        self.state = State::Lost(lost);
+        self.state = State::Lost;
+        self.lost = Some(lost);
         Action::Lose(lost)
     }
 
-    /// The attempt that was begun at `sent_at` has ended.
-    pub(crate) fn answered(&mut self, sent_at: Moment, answer: Answer, now: Moment) {
+    /// The attempt that was begun at `sent_at` has ended. False if nobody waits for it any more.
+    pub(crate) fn answered(&mut self, sent_at: Moment, answer: Answer, now: Moment) -> bool {
         if self.in_flight != Some(sent_at) {
-            return;
+            return false;
         }
         self.in_flight = None;
         match (self.state, answer) {
@@ -319,8 +336,9 @@ impl Lease {
                 self.ends_at = self.terms.ends_at(sent_at);
                 self.due_at = sent_at + self.terms.ttl / 3;
             }
-            (State::Held | State::Refused(_) | State::Lost(_) | State::Ended, _) => {}
+            (State::Held | State::Refused(_) | State::Lost | State::Ended, _) => {}
         }
+        true
     }
 }
 

@@ -1,0 +1,217 @@
+//! How a lock is asked for: one try on the shared connection, then a wait in the server's queue on
+//! a connection of its own, and again from the start after whatever went wrong, always with the
+//! same owner, so that a reply that was lost is simply asked for again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::debug;
+
+use crate::clock;
+use crate::error::Error;
+use crate::lease::{Answer, Moment, Terms};
+use crate::network::Network;
+use crate::wire;
+
+/// How long the server may take, after a wait is over, to say so before we say it ourselves. The
+/// rest of the 100 ms in which `wait` returns is for a busy machine.
+const OVERTIME: Duration = Duration::from_millis(60);
+
+/// The pause before a server that gave an error is asked again, doubled every time up to the
+/// second: a server that restarts needs seconds, a proxy that cut a connection needs none.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LAST_PAUSE: Duration = Duration::from_millis(500);
+
+/// What somebody asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) key: Vec<u8>,
+    pub(crate) owner: String,
+    pub(crate) label: String,
+    pub(crate) terms: Terms,
+    pub(crate) wait: Wait,
+    pub(crate) min_replicas: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// One try.
+    No,
+    For(Duration),
+    ForEver,
+}
+
+/// A lock that was granted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    pub(crate) fence: u64,
+    /// When the request left that the lease counts from.
+    pub(crate) sent_at: Moment,
+}
+
+/// One request on its way.
+pub(crate) struct Asking<'a> {
+    network: &'a Arc<Network>,
+    request: &'a Request,
+    started: Instant,
+    /// What went wrong since the server last answered.
+    trouble: Option<Error>,
+    /// Whether the server may have granted something or queued us without our knowing.
+    in_doubt: bool,
+}
+
+impl<'a> Asking<'a> {
+    pub(crate) fn new(network: &'a Arc<Network>, request: &'a Request) -> Asking<'a> {
+        Asking {
+            network,
+            request,
+            started: Instant::now(),
+            trouble: None,
+            in_doubt: false,
+        }
+    }
+
+    /// Whether, after the request failed or was cancelled, something has to be cleaned up.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.in_doubt
+    }
+
+    /// None if the lock is busy for as long as the caller wants to wait.
+    pub(crate) async fn answer(&mut self) -> Result<Option<Grant>, Error> {
+        let limit = match self.request.wait {
+            // Two attempts: one whose reply got lost is asked again.
+            Wait::No => self.request.terms.attempt() * 2,
+            Wait::For(wait) => wait.saturating_add(OVERTIME),
+            Wait::ForEver => Duration::MAX,
+        };
+        let answered = match self.started.checked_add(limit) {
+            Some(until) => timeout_at(until, self.ask()).await,
+            None => Ok(self.ask().await),
+        };
+        answered.unwrap_or_else(|_| match self.trouble.take() {
+            Some(error) => Err(error),
+            None => Ok(None),
+        })
+    }
+
+    async fn ask(&mut self) -> Result<Option<Grant>, Error> {
+        let (mut pause, mut tries) = (FIRST_PAUSE, 0);
+        loop {
+            tries += 1;
+            let answer = match self.try_once().await {
+                Ok(None) if self.time_left().is_some() => self.wait_in_line().await,
+                answer => answer,
+            };
+            match answer {
+                Ok(Some(grant)) => return Ok(Some(grant)),
+                // The place was given up before its time: by CLIENT UNBLOCK, or by somebody who
+                // released in our name. Or the grant had lapsed.
+                Ok(None) if self.time_left().is_some() => self.trouble = None,
+                Ok(None) => return Ok(None),
+                Err(error) => {
+                    let last = self.request.wait == Wait::No && tries == 2;
+                    if last || !error.is_passing() || !self.network.was_reached() {
+                        return Err(error);
+                    }
+                    debug!(key = %show(&self.request.key), %error, "asking again");
+                    self.trouble = Some(error);
+                }
+            }
+            sleep_until(Instant::now() + pause).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+
+    /// What is left of the wait; none when it is over.
+    fn time_left(&self) -> Option<Duration> {
+        match self.request.wait {
+            Wait::No => None,
+            Wait::For(wait) => wait
+                .checked_sub(self.started.elapsed())
+                .filter(|left| *left >= Duration::from_millis(1)),
+            Wait::ForEver => Some(Duration::MAX),
+        }
+    }
+
+    async fn try_once(&mut self) -> Result<Option<Grant>, Error> {
+        let Request {
+            key,
+            owner,
+            terms,
+            min_replicas,
+            ..
+        } = self.request;
+        let command = wire::acquire(key, owner, terms.ttl, None);
+        // Should the time run out during this, that is what was wrong.
+        self.trouble
+            .get_or_insert_with(|| Error::Unreachable("no answer in time".to_owned()));
+        let sent_at = clock::now();
+        let ask = self
+            .network
+            .ask(key, command, *min_replicas, terms.attempt());
+        let fence = settle(&mut self.in_doubt, ask, wire::fence).await?;
+        self.trouble = None;
+        Ok(fence.map(|fence| Grant { fence, sent_at }))
+    }
+
+    async fn wait_in_line(&mut self) -> Result<Option<Grant>, Error> {
+        let Request {
+            key,
+            owner,
+            label,
+            terms,
+            min_replicas,
+            ..
+        } = self.request;
+        let Some(left) = self.time_left() else {
+            return Ok(None);
+        };
+        let command = wire::acquire(key, owner, terms.ttl, Some(left));
+        let sent_at = clock::now();
+        let wait = self.network.wait(key, label, &command);
+        let Some(fence) = settle(&mut self.in_doubt, wait, wire::fence).await? else {
+            return Ok(None);
+        };
+        // A grant was written by whoever handed it over, so what this connection could ask the
+        // replicas about would not tell of it.
+        if *min_replicas == 0 && !terms.is_stale(sent_at, clock::now()) {
+            return Ok(Some(Grant { fence, sent_at }));
+        }
+        // The lease began at a moment in the wait that nobody here saw: what can be counted on
+        // starts with a renewal.
+        self.in_doubt = true;
+        let command = wire::renew(key, owner, terms.ttl);
+        let sent_at = clock::now();
+        let ask = self
+            .network
+            .ask(key, command, *min_replicas, terms.attempt());
+        let answer = settle(&mut self.in_doubt, ask, wire::answer).await?;
+        Ok((answer == Answer::Yes).then_some(Grant { fence, sent_at }))
+    }
+}
+
+/// Awaits a reply, during which, and for good after it failed, it is in doubt whether the server
+/// granted something or queued us.
+async fn settle<T>(
+    in_doubt: &mut bool,
+    ask: impl Future<Output = Result<Value, Error>>,
+    read: impl FnOnce(Value) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let before = std::mem::replace(in_doubt, true);
+    let reply = ask.await;
+    // A refused command changed nothing; but one that too few replicas acknowledged was not
+    // refused, it was carried out.
+    *in_doubt = match &reply {
+        Ok(_) => before,
+        Err(Error::Refused(line)) => before || line.starts_with("NOREPLICAS "),
+        Err(_) => true,
+    };
+    reply.and_then(read)
+}
+
+/// A key as it may be printed.
+pub(crate) fn show(key: &[u8]) -> std::slice::EscapeAscii<'_> {
+    key.escape_ascii()
+}

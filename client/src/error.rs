@@ -1,0 +1,66 @@
+//! Why a question got no answer. That a lock is busy or lost is an answer, not an error.
+
+/// What kept a question from being answered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The caller asked for something that makes no sense; nothing was sent.
+    #[error("{0}")]
+    Invalid(String),
+    /// Nobody answered in time. Whether the server carried it out is not known; what may have
+    /// been granted is released in the background and ends by itself after one ttl.
+    #[error("the server cannot be reached: {0}")]
+    Unreachable(String),
+    /// The server answered with an error, kept here as it came: `CODE what was wrong`.
+    #[error("the server refuses: {0}")]
+    Refused(String),
+    /// This process was forked after the [`Lockkeeper`](crate::Lockkeeper) was opened, so the lock
+    /// is its parent's. Open one of its own.
+    #[error("this process is a fork of the one that opened the lockkeeper")]
+    Forked,
+}
+
+impl Error {
+    /// Whether the server may answer otherwise in a moment: it is starting, changing its role or
+    /// moving the key.
+    pub(crate) fn is_passing(&self) -> bool {
+        const PASSING: [&str; 7] = [
+            "BUSY ",
+            "CLUSTERDOWN ",
+            "LOADING ",
+            "MASTERDOWN ",
+            "NOREPLICAS ",
+            "TRYAGAIN ",
+            "UNBLOCKED ",
+        ];
+        match self {
+            Error::Unreachable(_) => true,
+            Error::Refused(line) => PASSING.iter().any(|code| line.starts_with(code)),
+            Error::Invalid(_) | Error::Forked => false,
+        }
+    }
+}
+
+impl From<&redis::ServerError> for Error {
+    fn from(error: &redis::ServerError) -> Error {
+        Error::Refused(match error.details() {
+            Some(details) => format!("{} {details}", error.code()),
+            None => error.code().to_owned(),
+        })
+    }
+}
+
+impl From<redis::RedisError> for Error {
+    fn from(error: redis::RedisError) -> Error {
+        use redis::ErrorKind::{AuthenticationFailed, Extension, InvalidClientConfig, Server};
+        match error.kind() {
+            InvalidClientConfig => Error::Invalid(error.to_string()),
+            AuthenticationFailed => Error::Refused("authentication failed".to_owned()),
+            Server(_) | Extension => match redis::ServerError::try_from(error) {
+                Ok(error) => Error::from(&error),
+                Err(error) => Error::Refused(error.to_string()),
+            },
+            _ => Error::Unreachable(error.to_string()),
+        }
+    }
+}

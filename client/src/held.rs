@@ -1,0 +1,259 @@
+//! The handle: proof that a lock is held, and the only way to give it up.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::asking::show;
+use crate::clock;
+use crate::error::Error;
+use crate::lease::{Lost, Moment};
+use crate::watchdog::{LeaseId, Message};
+
+/// A lock that is held, and renewed by the watchdog until it is given up.
+///
+/// Dropping it releases in the background; [`release`](Held::release) does the same and tells how
+/// it went. Neither happens when the process ends first: then the lock ends by its ttl. After a
+/// fork only the parent holds it; in the child every question is answered with
+/// [`Lost::Expired`] and dropping does nothing.
+#[must_use = "a lock is released when its handle is dropped"]
+pub struct Held {
+    id: LeaseId,
+    key: Arc<[u8]>,
+    owner: Arc<str>,
+    fence: u64,
+    handle: Handle,
+    watchdog: mpsc::UnboundedSender<Message>,
+    /// The process that acquired.
+    pid: u32,
+}
+
+/// How a renewal ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the lock may be lost"]
+pub enum Renewed {
+    /// The server said that we still hold it: the lease counts from this question.
+    Yes,
+    /// It is lost, which is final.
+    Lost(Lost),
+}
+
+/// How a release ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "what was done under the lock may have been done without it"]
+pub enum Released {
+    /// We held it to the end.
+    Yes,
+    /// It had been lost before.
+    Lost(Lost),
+}
+
+/// The watchdog's end of what it shares with a handle.
+pub(crate) struct Grip {
+    ends_at: Arc<AtomicU64>,
+    lost: watch::Sender<Option<Lost>>,
+}
+
+/// The handle's end.
+pub(crate) struct Handle {
+    /// Microseconds after boot: the handle reads it on any thread, without asking the watchdog.
+    ends_at: Arc<AtomicU64>,
+    lost: watch::Receiver<Option<Lost>>,
+}
+
+pub(crate) fn join(ends_at: Moment) -> (Grip, Handle) {
+    let ends_at = Arc::new(AtomicU64::new(micros(ends_at)));
+    let (sender, receiver) = watch::channel(None);
+    let grip = Grip {
+        ends_at: Arc::clone(&ends_at),
+        lost: sender,
+    };
+    (
+        grip,
+        Handle {
+            ends_at,
+            lost: receiver,
+        },
+    )
+}
+
+/// Rounded down: the handle may end too early, never too late.
+fn micros(moment: Moment) -> u64 {
+    u64::try_from(moment.since_boot().as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Grip {
+    pub(crate) fn extend(&self, ends_at: Moment) {
+        self.ends_at.store(micros(ends_at), Ordering::Release);
+    }
+
+    pub(crate) fn lose(&self, lost: Lost) {
+        if lost != Lost::MaxHold {
+            self.ends_at.store(0, Ordering::Release);
+        }
+        self.lost.send_replace(Some(lost));
+    }
+}
+
+impl Handle {
+    fn ends_at(&self) -> Moment {
+        Moment::after_boot(Duration::from_micros(self.ends_at.load(Ordering::Acquire)))
+    }
+}
+
+impl Held {
+    pub(crate) fn new(
+        id: LeaseId,
+        key: Arc<[u8]>,
+        owner: Arc<str>,
+        fence: u64,
+        handle: Handle,
+        watchdog: mpsc::UnboundedSender<Message>,
+    ) -> Held {
+        let pid = std::process::id();
+        Held {
+            id,
+            key,
+            owner,
+            fence,
+            handle,
+            watchdog,
+            pid,
+        }
+    }
+
+    /// The key of the lock.
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// The name under which this handle holds the lock, `<label>:<uuid>`: no other ever has it.
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// A number that grows with every grant of this key. A storage that refuses a smaller one than
+    /// it has seen is safe even from a holder that was paused past its ttl.
+    pub fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// For how long, from now, nobody else can hold the lock; zero if it is lost. Computed from a
+    /// clock that runs through suspend, without asking anybody, and on the safe side: counted
+    /// from before the last acknowledged request was sent, less 1 % and 2 ms.
+    pub fn remaining(&self) -> Duration {
+        if self.is_forked() {
+            return Duration::ZERO;
+        }
+        self.handle.ends_at().since(clock::now())
+    }
+
+    /// Why the lock is lost, if it is.
+    pub fn loss(&self) -> Option<Lost> {
+        let told = *self.handle.lost.borrow();
+        // The clock is believed before the watchdog, which may not have run yet after a pause.
+        told.or_else(|| self.remaining().is_zero().then_some(Lost::Expired))
+    }
+
+    /// Resolves when the lock is lost, and says why; at once if it is lost already. A loss by
+    /// silence is told before the server can give the lock to another; a deletion or a takeover
+    /// by force is learnt at the next renewal, a third of the ttl later at most.
+    ///
+    /// Borrows nothing, needs no particular runtime, and may be dropped and asked for again.
+    pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
+        let (loss, mut lost) = (self.loss(), self.handle.lost.clone());
+        async move {
+            match loss {
+                Some(loss) => loss,
+                None => match lost.wait_for(Option::is_some).await.as_deref() {
+                    Ok(Some(lost)) => *lost,
+                    // The watchdog is gone and nobody renews.
+                    Ok(None) | Err(_) => Lost::Expired,
+                },
+            }
+        }
+    }
+
+    /// Asks the server now whether we still hold it, and renews. An error is no loss: the watchdog
+    /// goes on trying until the lease ends.
+    pub async fn renew(&self) -> Result<Renewed, Error> {
+        received(self.send_renew().await)
+    }
+
+    pub(crate) fn send_renew(&self) -> oneshot::Receiver<Result<Renewed, Error>> {
+        let (reply, renewed) = oneshot::channel();
+        if self.is_forked() {
+            let _ = reply.send(Err(Error::Forked));
+        } else {
+            let _ = self.watchdog.send(Message::Renew(self.id, reply));
+        }
+        renewed
+    }
+
+    /// Releases the lock and tells whether it was held to the end. Renewal stops first.
+    ///
+    /// Answers within a third of the ttl: [`Error::Unreachable`] means that nobody answered; the
+    /// release is tried on in the background, as it is when this future is dropped, until the lock
+    /// has ended by itself.
+    pub async fn release(self) -> Result<Released, Error> {
+        self.release_after(Duration::ZERO).await
+    }
+
+    /// As [`release`](Held::release), but the lock stays taken until `hold` after it was granted.
+    /// It does not wait: what is left becomes the lock's ttl on the server.
+    ///
+    /// For a job that runs at the same minute on several machines and is done sooner than their
+    /// clocks differ.
+    pub async fn release_after(self, hold: Duration) -> Result<Released, Error> {
+        received(self.send_release(hold).await)
+    }
+
+    pub(crate) fn send_release(self, hold: Duration) -> oneshot::Receiver<Result<Released, Error>> {
+        let (reply, released) = oneshot::channel();
+        if self.is_forked() {
+            let _ = reply.send(Err(Error::Forked));
+        } else {
+            let _ = self.watchdog.send(Message::Release(self.id, hold, reply));
+        }
+        released
+    }
+
+    /// Stops renewing and lets the lock lapse by itself, a ttl from the last renewal at most.
+    pub fn leave(self) {
+        if !self.is_forked() {
+            let _ = self.watchdog.send(Message::Leave(self.id));
+        }
+    }
+
+    fn is_forked(&self) -> bool {
+        self.pid != std::process::id()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.is_forked() {
+            let _ = self.watchdog.send(Message::Drop(self.id));
+        }
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held")
+            .field("key", &format_args!("{}", show(&self.key)))
+            .field("owner", &self.owner)
+            .field("fence", &self.fence)
+            .field("remaining", &self.remaining())
+            .finish()
+    }
+}
+
+/// What the watchdog said, or that it is gone.
+pub(crate) fn received<T>(
+    answer: Result<Result<T, Error>, oneshot::error::RecvError>,
+) -> Result<T, Error> {
+    answer.unwrap_or_else(|_| Err(Error::Unreachable("the watchdog has ended".to_owned())))
+}

@@ -1,0 +1,465 @@
+//! The watchdog: one thread that does all talking to the server and keeps every lock.
+//!
+//! It is a thread of its own, so that nothing the caller does with its threads can stop a renewal.
+//! Inside runs one loop, which owns all leases; whatever takes time is a task that reports back to
+//! the loop. Leases stand in the order in which they want attention, and renewals that are due
+//! together travel in one pipeline, so a hundred thousand locks need no more than a timer and a
+//! connection.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tracing::{debug, error, warn};
+
+use crate::asking::{Asking, Grant, Request, show};
+use crate::clock;
+use crate::error::Error;
+use crate::held::{self, Grip, Held, Released, Renewed};
+use crate::lease::{Action, Answer, Lease, Lost, Moment};
+use crate::network::Network;
+use crate::place::Node;
+use crate::wire;
+
+/// The timers of the runtime stand still while the machine is suspended. So that a loss is told
+/// within a second after it wakes up, no sleep is longer.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// One pipeline must not keep the server from others: a thousand renewals take it less than 1 ms.
+const BATCH: usize = 1000;
+
+pub(crate) type LeaseId = u64;
+type Reply<T> = oneshot::Sender<Result<T, Error>>;
+
+/// What a handle or a builder wants.
+pub(crate) enum Message {
+    /// With the way to the watchdog that the handle will use: it keeps the thread alive until then.
+    Acquire(
+        Box<Request>,
+        mpsc::UnboundedSender<Message>,
+        Reply<Option<Held>>,
+    ),
+    Renew(LeaseId, Reply<Renewed>),
+    /// Give it up, but keep it until so long after the grant.
+    Release(LeaseId, Duration, Reply<Released>),
+    /// Give it up; nobody wants to hear how it went.
+    Drop(LeaseId),
+    /// Forget it; it lapses by itself.
+    Leave(LeaseId),
+    /// Any other command about a key.
+    Ask(Vec<u8>, Cmd, Reply<Value>),
+}
+
+/// How long an answer to any other command may take.
+const ASK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// After so many failures the caller of `release` hears that nobody answers; it goes on being
+/// tried. Two, since the first may be a connection that broke long ago.
+const RELEASE_FAILURES_TOLD: u32 = 2;
+
+/// Starts the thread. It ends when nobody can send to it any more and nothing is left to do.
+pub(crate) fn start(network: Network) -> Result<mpsc::UnboundedSender<Message>, Error> {
+    let (sender, inbox) = mpsc::unbounded_channel();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::Unreachable(format!("no watchdog can be started: {error}")))?;
+    let watchdog = Watchdog {
+        network: Arc::new(network),
+        inbox,
+        leases: HashMap::new(),
+        order: BTreeSet::new(),
+        tasks: JoinSet::new(),
+        next_id: 0,
+    };
+    std::thread::Builder::new()
+        .name("lockkeeper".to_owned())
+        .spawn(move || runtime.block_on(watchdog.run()))
+        .map_err(|error| Error::Unreachable(format!("no watchdog can be started: {error}")))?;
+    Ok(sender)
+}
+
+struct Watchdog {
+    network: Arc<Network>,
+    inbox: mpsc::UnboundedReceiver<Message>,
+    leases: HashMap<LeaseId, Entry>,
+    /// Every lease that wants attention, by when.
+    order: BTreeSet<(Moment, LeaseId)>,
+    tasks: JoinSet<Report>,
+    next_id: LeaseId,
+}
+
+struct Entry {
+    lease: Lease,
+    key: Arc<[u8]>,
+    owner: Arc<str>,
+    min_replicas: u32,
+    granted_at: Moment,
+    /// Its place in the order, if it has one.
+    attention_at: Option<Moment>,
+    /// The other end of the handle; none if nobody holds one.
+    grip: Option<Grip>,
+    /// Who wants to hear how the next renewal ends.
+    renewing: Vec<Reply<Renewed>>,
+    /// Who wants to hear how the release ends.
+    releasing: Option<Reply<Released>>,
+    /// How the release ended, as far as is known.
+    released: Result<Released, Error>,
+}
+
+/// What a task brings back to the loop.
+enum Report {
+    Acquired {
+        request: Box<Request>,
+        result: Result<Option<Grant>, Error>,
+        in_doubt: bool,
+        sender: mpsc::UnboundedSender<Message>,
+        reply: Reply<Option<Held>>,
+    },
+    Answered {
+        sent_at: Moment,
+        answers: Vec<(LeaseId, Result<Answer, Error>)>,
+    },
+    Asked,
+}
+
+/// What commands must have in common to travel together: the node, the replicas that must
+/// acknowledge them, and the time by which they are given up.
+type Route = (Node, u32, Moment);
+
+impl Watchdog {
+    async fn run(mut self) {
+        let mut open = true;
+        let mut messages = Vec::new();
+        loop {
+            let sleep = self.attend(clock::now());
+            if !open && self.leases.is_empty() && self.tasks.is_empty() {
+                return;
+            }
+            tokio::select! {
+                count = self.inbox.recv_many(&mut messages, BATCH), if open => open = count > 0,
+                Some(report) = self.tasks.join_next() => self.settle(report),
+                () = tokio::time::sleep(sleep), if !self.order.is_empty() => {}
+            }
+            while let Some(report) = self.tasks.try_join_next() {
+                self.settle(report);
+            }
+            for message in messages.drain(..) {
+                self.hear(message);
+            }
+        }
+    }
+
+    /// Does what is due and tells for how long nothing more will be.
+    fn attend(&mut self, now: Moment) -> Duration {
+        let mut batches = HashMap::new();
+        while let Some(&(at, id)) = self.order.first().filter(|(at, _)| *at <= now) {
+            self.order.remove(&(at, id));
+            self.attend_to(id, now, &mut batches);
+        }
+        for (route, commands) in batches {
+            self.send(route, commands, now);
+        }
+        let next = self.order.first().map(|(at, _)| at.since(clock::now()));
+        next.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP)
+    }
+
+    fn attend_to(
+        &mut self,
+        id: LeaseId,
+        now: Moment,
+        batches: &mut HashMap<Route, Vec<(LeaseId, Cmd)>>,
+    ) {
+        let Some(entry) = self.leases.get_mut(&id) else {
+            return;
+        };
+        entry.attention_at = None;
+        loop {
+            let (command, min_replicas, give_up_at) = match entry.lease.next(now) {
+                Action::Sleep(until) => {
+                    entry.attention_at = Some(until);
+                    self.order.insert((until, id));
+                    return;
+                }
+                Action::Idle => return,
+                Action::Lose(lost) => {
+                    entry.lose(lost);
+                    continue;
+                }
+                Action::End => {
+                    entry.end();
+                    self.leases.remove(&id);
+                    return;
+                }
+                Action::Renew { ttl, give_up_at } => {
+                    let command = wire::renew(&entry.key, &entry.owner, ttl);
+                    (command, entry.min_replicas, give_up_at)
+                }
+                // A release that no replica knows of ends by the ttl, which is harmless.
+                Action::Release { give_up_at } => (
+                    wire::release(&entry.key, entry.owner.as_bytes()),
+                    0,
+                    give_up_at,
+                ),
+            };
+            let route = (self.network.node_of(&entry.key), min_replicas, give_up_at);
+            batches.entry(route).or_default().push((id, command));
+        }
+    }
+
+    fn send(&mut self, route: Route, mut commands: Vec<(LeaseId, Cmd)>, sent_at: Moment) {
+        let (node, min_replicas, give_up_at) = route;
+        while !commands.is_empty() {
+            let rest = commands.split_off(commands.len().min(BATCH));
+            let (ids, batch): (Vec<_>, Vec<_>) =
+                std::mem::replace(&mut commands, rest).into_iter().unzip();
+            let (network, node) = (Arc::clone(&self.network), node.clone());
+            self.tasks.spawn(async move {
+                let within = give_up_at.since(clock::now());
+                let replies = network.exchange(node, batch, min_replicas, within).await;
+                let answers = replies
+                    .into_iter()
+                    .map(|reply| reply.and_then(wire::answer));
+                Report::Answered {
+                    sent_at,
+                    answers: ids.into_iter().zip(answers).collect(),
+                }
+            });
+        }
+    }
+
+    fn hear(&mut self, message: Message) {
+        match message {
+            Message::Acquire(request, sender, reply) => self.acquire(request, sender, reply),
+            Message::Renew(id, reply) => {
+                if let Some(entry) = self.leases.get_mut(&id) {
+                    entry.renewing.push(reply);
+                    entry.lease.renew_now(clock::now());
+                    entry.tell_if_lost();
+                    self.want_attention(id);
+                }
+            }
+            Message::Release(id, keep_for, reply) => self.give_up(id, keep_for, Some(reply)),
+            Message::Drop(id) => self.give_up(id, Duration::ZERO, None),
+            Message::Leave(id) => {
+                if let Some(entry) = self.leases.remove(&id)
+                    && let Some(at) = entry.attention_at
+                {
+                    self.order.remove(&(at, id));
+                }
+            }
+            Message::Ask(key, command, reply) => {
+                let network = Arc::clone(&self.network);
+                self.tasks.spawn(async move {
+                    let _ = reply.send(network.ask(&key, command, 0, ASK_TIMEOUT).await);
+                    Report::Asked
+                });
+            }
+        }
+    }
+
+    fn acquire(
+        &mut self,
+        request: Box<Request>,
+        sender: mpsc::UnboundedSender<Message>,
+        mut reply: Reply<Option<Held>>,
+    ) {
+        let network = Arc::clone(&self.network);
+        self.tasks.spawn(async move {
+            let mut asking = Asking::new(&network, &request);
+            let result = tokio::select! {
+                result = asking.answer() => result,
+                () = reply.closed() => Ok(None),
+            };
+            let in_doubt = asking.is_in_doubt();
+            Report::Acquired {
+                request,
+                result,
+                in_doubt,
+                sender,
+                reply,
+            }
+        });
+    }
+
+    fn give_up(&mut self, id: LeaseId, keep_for: Duration, reply: Option<Reply<Released>>) {
+        // A handle that was released is then dropped: its first word counts.
+        if let Some(entry) = self.leases.get_mut(&id)
+            && !entry.lease.is_given_up()
+        {
+            entry
+                .lease
+                .give_up(entry.granted_at + keep_for, clock::now());
+            entry.releasing = reply;
+            entry.grip = None;
+            self.want_attention(id);
+        }
+    }
+
+    fn settle(&mut self, report: Result<Report, tokio::task::JoinError>) {
+        // A task that panicked said nothing: its leases end by their clock, its caller hears that
+        // nobody answered.
+        match report {
+            Ok(Report::Acquired {
+                request,
+                result,
+                in_doubt,
+                sender,
+                reply,
+            }) => match result {
+                Ok(Some(grant)) => self.grant(&request, grant, sender, reply),
+                result => {
+                    if in_doubt {
+                        self.clean_up(&request);
+                    }
+                    let _ = reply.send(result.map(|_| None));
+                }
+            },
+            Ok(Report::Answered { sent_at, answers }) => {
+                let now = clock::now();
+                for (id, answer) in answers {
+                    if let Some(entry) = self.leases.get_mut(&id) {
+                        entry.answered(sent_at, answer, now);
+                        self.want_attention(id);
+                    }
+                }
+            }
+            Ok(Report::Asked) => {}
+            Err(panic) => error!(%panic, "a task of the watchdog has panicked"),
+        }
+    }
+
+    fn grant(
+        &mut self,
+        request: &Request,
+        grant: Grant,
+        sender: mpsc::UnboundedSender<Message>,
+        reply: Reply<Option<Held>>,
+    ) {
+        let now = clock::now();
+        let lease = Lease::granted(request.terms, grant.sent_at, now);
+        let (grip, handle) = held::join(lease.ends_at());
+        let mut entry = Entry::new(lease, request, now);
+        entry.grip = Some(grip);
+        let (key, owner) = (Arc::clone(&entry.key), Arc::clone(&entry.owner));
+        debug!(key = %show(&key), %owner, fence = grant.fence, "acquired");
+        let id = self.insert(entry);
+        // Should the caller be gone, the handle comes back, is dropped here, and releases.
+        let _ = reply.send(Ok(Some(Held::new(
+            id,
+            key,
+            owner,
+            grant.fence,
+            handle,
+            sender,
+        ))));
+    }
+
+    /// Releases what may have been granted without our knowing.
+    fn clean_up(&mut self, request: &Request) {
+        let now = clock::now();
+        let entry = Entry::new(Lease::in_doubt(request.terms, now), request, now);
+        self.insert(entry);
+    }
+
+    fn insert(&mut self, entry: Entry) -> LeaseId {
+        self.next_id += 1;
+        self.leases.insert(self.next_id, entry);
+        self.want_attention(self.next_id);
+        self.next_id
+    }
+
+    fn want_attention(&mut self, id: LeaseId) {
+        if let Some(entry) = self.leases.get_mut(&id) {
+            if let Some(at) = entry.attention_at.take() {
+                self.order.remove(&(at, id));
+            }
+            let now = clock::now();
+            entry.attention_at = Some(now);
+            self.order.insert((now, id));
+        }
+    }
+}
+
+impl Entry {
+    fn new(lease: Lease, request: &Request, granted_at: Moment) -> Entry {
+        Entry {
+            lease,
+            key: Arc::from(request.key.as_slice()),
+            owner: Arc::from(request.owner.as_str()),
+            min_replicas: request.min_replicas,
+            granted_at,
+            attention_at: None,
+            grip: None,
+            renewing: Vec::new(),
+            releasing: None,
+            released: Err(Error::Unreachable(
+                "no answer before the lock ended".to_owned(),
+            )),
+        }
+    }
+
+    fn answered(&mut self, sent_at: Moment, reply: Result<Answer, Error>, now: Moment) {
+        let answer = *reply.as_ref().unwrap_or(&Answer::Failed);
+        if !self.lease.answered(sent_at, answer, now) {
+            return;
+        }
+        if self.lease.is_given_up() {
+            self.released = reply.map(|answer| match answer {
+                Answer::No(lost) => Released::Lost(lost),
+                Answer::Yes | Answer::Failed => Released::Yes,
+            });
+            if self.released.is_err() && self.lease.failures() >= RELEASE_FAILURES_TOLD {
+                self.tell_released();
+            }
+            return;
+        }
+        if let Err(error) = &reply {
+            let (key, left) = (show(&self.key), self.lease.ends_at().since(now));
+            warn!(%key, owner = %self.owner, ?left, %error, "a renewal has failed");
+        }
+        if let Some(grip) = &self.grip {
+            grip.extend(self.lease.ends_at());
+        }
+        // A no is told by `lose`, together with the loss.
+        if !matches!(reply, Ok(Answer::No(_))) {
+            for renewing in self.renewing.drain(..) {
+                let _ = renewing.send(reply.clone().map(|_| Renewed::Yes));
+            }
+        }
+    }
+
+    fn lose(&mut self, lost: Lost) {
+        error!(key = %show(&self.key), owner = %self.owner, %lost, "the lock is lost");
+        if let Some(grip) = &self.grip {
+            grip.lose(lost);
+        }
+        self.tell_if_lost();
+    }
+
+    /// Answers those who want to hear of a renewal that will not come any more.
+    fn tell_if_lost(&mut self) {
+        if let Some(lost) = self.lease.lost() {
+            for renewing in self.renewing.drain(..) {
+                let _ = renewing.send(Ok(Renewed::Lost(lost)));
+            }
+        }
+    }
+
+    fn tell_released(&mut self) {
+        if let Some(releasing) = self.releasing.take() {
+            let _ = releasing.send(match self.lease.lost() {
+                Some(lost) if lost != Lost::MaxHold => Ok(Released::Lost(lost)),
+                _ => self.released.clone(),
+            });
+        }
+    }
+
+    fn end(&mut self) {
+        debug!(key = %show(&self.key), owner = %self.owner, released = ?self.released, "given up");
+        self.tell_released();
+    }
+}

@@ -1,0 +1,446 @@
+//! The helper, in fair weather: acquire, renew, release, and being told of a loss.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::{Error, Lockkeeper, Lost, Ran, Released, Renewed, blocking};
+use support::{OK, PATIENCE, Server, ask, eventually, number, text};
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn open(server: &Server) -> Lockkeeper {
+    Lockkeeper::open(server.url()).unwrap()
+}
+
+/// How often the server was asked to do `command`, which is lower-case.
+fn calls(server: &Server, command: &str) -> u64 {
+    let stats: String = redis::cmd("INFO")
+        .arg("commandstats")
+        .query(&mut server.connect())
+        .unwrap();
+    let field = format!("cmdstat_{command}:calls=");
+    stats
+        .lines()
+        .find_map(|line| line.strip_prefix(&field)?.split(',').next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// Fails the test instead of hanging it.
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("it takes far too long")
+}
+
+#[tokio::test]
+async fn a_lock_is_acquired_and_released() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let held = open(&server)
+        .acquire("book")
+        .label("me")
+        .await
+        .unwrap()
+        .unwrap();
+
+    assert_eq!(held.key(), b"book");
+    assert!(held.owner().starts_with("me:") && held.owner().len() == 3 + 36);
+    assert_eq!(
+        ask!(redis, "GET", "book"),
+        text(support::lock_value(held.fence() as i64, held.owner()))
+    );
+    let ttl = number(ask!(redis, "PTTL", "book"));
+    assert!(
+        (25_000..=30_000).contains(&ttl),
+        "30 s by default, got {ttl}"
+    );
+    assert!(held.remaining() > ms(25_000) && held.remaining() < ms(29_700));
+    assert_eq!(held.loss(), None);
+
+    assert_eq!(held.release().await, Ok(Released::Yes));
+    assert_eq!(ask!(redis, "EXISTS", "book"), support::NO);
+}
+
+#[tokio::test]
+async fn busy_is_an_answer_not_an_error() {
+    let server = Server::start();
+    let (one, other) = (open(&server), open(&server));
+    let held = one.acquire("book").await.unwrap().unwrap();
+    assert!(other.acquire("book").await.unwrap().is_none());
+    assert!(
+        one.acquire("book").await.unwrap().is_none(),
+        "every acquire is a tenure of its own"
+    );
+    let _ = held.release().await;
+    let next = other.acquire("book").await.unwrap();
+    assert!(next.is_some(), "released, so it is free");
+}
+
+#[tokio::test]
+async fn the_watchdog_keeps_a_lock_ten_times_its_ttl() {
+    let server = Server::start();
+    let held = open(&server)
+        .acquire("book")
+        .ttl(ms(1000))
+        .await
+        .unwrap()
+        .unwrap();
+    let mut redis = server.connect();
+    let start = Instant::now();
+    while start.elapsed() < ms(10_000) {
+        assert_eq!(ask!(redis, "EXISTS", "book"), support::YES);
+        assert!(held.remaining() > ms(300), "{held:?}");
+        tokio::time::sleep(ms(20)).await;
+    }
+    assert_eq!(held.loss(), None);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+    let renewals = calls(&server, "lock.renew");
+    assert!(
+        (28..=33).contains(&renewals),
+        "every third of the ttl, got {renewals}"
+    );
+}
+
+#[tokio::test]
+async fn a_deleted_lock_is_lost_at_the_next_renewal() {
+    let server = Server::start();
+    let held = open(&server)
+        .acquire("book")
+        .ttl(ms(600))
+        .await
+        .unwrap()
+        .unwrap();
+    let start = Instant::now();
+    assert_eq!(ask!(server.connect(), "DEL", "book"), support::YES);
+    assert_eq!(soon(held.lost()).await, Lost::Gone);
+    assert!(
+        start.elapsed() < ms(600),
+        "long before the ttl would have told"
+    );
+    assert_eq!(held.loss(), Some(Lost::Gone));
+    assert_eq!(held.remaining(), Duration::ZERO);
+    assert_eq!(held.renew().await, Ok(Renewed::Lost(Lost::Gone)));
+    assert_eq!(held.release().await, Ok(Released::Lost(Lost::Gone)));
+    assert_eq!(
+        ask!(server.connect(), "EXISTS", "book"),
+        support::NO,
+        "a loss is final"
+    );
+}
+
+#[tokio::test]
+async fn a_lock_that_was_taken_over_is_lost_and_the_new_holder_is_safe() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let held = open(&server)
+        .acquire("book")
+        .ttl(ms(600))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(ask!(redis, "SET", "book", "somebody", "PX", 60_000), OK);
+    assert_eq!(soon(held.lost()).await, Lost::Taken);
+
+    let renewals = calls(&server, "lock.renew");
+    assert_eq!(held.renew().await, Ok(Renewed::Lost(Lost::Taken)));
+    assert_eq!(
+        soon(held.lost()).await,
+        Lost::Taken,
+        "it may be asked again"
+    );
+    assert_eq!(held.release().await, Ok(Released::Lost(Lost::Taken)));
+    assert_eq!(calls(&server, "lock.renew"), renewals, "a no is final");
+    assert_eq!(
+        calls(&server, "lock.release"),
+        0,
+        "there was nothing of ours to release"
+    );
+    assert_eq!(ask!(redis, "GET", "book"), text("somebody"));
+}
+
+#[tokio::test]
+async fn renew_asks_the_server_now() {
+    let server = Server::start();
+    let held = open(&server).acquire("book").await.unwrap().unwrap();
+    assert_eq!(held.renew().await, Ok(Renewed::Yes));
+    assert_eq!(calls(&server, "lock.renew"), 1);
+    assert!(held.remaining() > ms(29_000));
+    assert_eq!(ask!(server.connect(), "DEL", "book"), support::YES);
+    assert_eq!(held.renew().await, Ok(Renewed::Lost(Lost::Gone)));
+    assert_eq!(held.loss(), Some(Lost::Gone));
+}
+
+#[tokio::test]
+async fn nothing_is_renewed_after_the_release() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let held = lockkeeper
+        .acquire("book")
+        .ttl(ms(300))
+        .await
+        .unwrap()
+        .unwrap();
+    eventually("it is renewed", || calls(&server, "lock.renew") > 0);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+    let renewals = calls(&server, "lock.renew");
+    tokio::time::sleep(ms(600)).await;
+    assert_eq!(calls(&server, "lock.renew"), renewals);
+    assert_eq!(calls(&server, "lock.release"), 1);
+}
+
+#[tokio::test]
+async fn a_dropped_handle_releases_in_the_background() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    drop(lockkeeper.acquire("book").await.unwrap());
+    drop(lockkeeper);
+    eventually("it is free", || {
+        ask!(server.connect(), "EXISTS", "book") == support::NO
+    });
+}
+
+#[tokio::test]
+async fn a_task_that_panics_releases() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let task = tokio::spawn(async move {
+        let _held = lockkeeper.acquire("book").await.unwrap().unwrap();
+        panic!("as this test wants it");
+    });
+    assert!(task.await.unwrap_err().is_panic());
+    eventually("it is free", || {
+        ask!(server.connect(), "EXISTS", "book") == support::NO
+    });
+}
+
+#[tokio::test]
+async fn a_lock_that_is_left_lapses_by_itself() {
+    let server = Server::start();
+    let held = open(&server)
+        .acquire("book")
+        .ttl(ms(400))
+        .await
+        .unwrap()
+        .unwrap();
+    held.leave();
+    let mut redis = server.connect();
+    assert_eq!(ask!(redis, "EXISTS", "book"), support::YES);
+    eventually("it lapses", || ask!(redis, "EXISTS", "book") == support::NO);
+    assert_eq!(calls(&server, "lock.release"), 0);
+}
+
+#[tokio::test]
+async fn release_after_keeps_the_lock_so_long_after_the_grant() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let lockkeeper = open(&server);
+    let held = lockkeeper
+        .acquire("minutely")
+        .ttl(ms(500))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        held.release_after(ms(50_000)).await,
+        Ok(Released::Yes),
+        "it does not wait"
+    );
+    let ttl = number(ask!(redis, "PTTL", "minutely"));
+    assert!((40_000..=50_000).contains(&ttl), "{ttl}");
+
+    let held = lockkeeper.acquire("quick").await.unwrap().unwrap();
+    assert_eq!(held.release_after(Duration::ZERO).await, Ok(Released::Yes));
+    assert_eq!(ask!(redis, "EXISTS", "quick"), support::NO);
+}
+
+#[tokio::test]
+async fn max_hold_ends_a_leaked_handle() {
+    let server = Server::start();
+    let asked = open(&server)
+        .acquire("book")
+        .ttl(ms(900))
+        .max_hold(ms(1500));
+    let held = asked.await.unwrap().unwrap();
+    assert_eq!(soon(held.lost()).await, Lost::MaxHold);
+    assert!(
+        held.remaining() > ms(200),
+        "time to stop in: {:?}",
+        held.remaining()
+    );
+    std::mem::forget(held);
+    eventually("it lapses", || {
+        ask!(server.connect(), "EXISTS", "book") == support::NO
+    });
+}
+
+#[test]
+fn blocking_code_locks_without_a_runtime() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let held: blocking::Held = lockkeeper
+        .acquire("book")
+        .ttl(ms(300))
+        .blocking()
+        .unwrap()
+        .unwrap();
+    assert!(lockkeeper.acquire("book").blocking().unwrap().is_none());
+    std::thread::sleep(ms(900));
+    assert_eq!(
+        held.loss(),
+        None,
+        "the watchdog renews while this thread sleeps"
+    );
+    assert_eq!(held.renew(), Ok(Renewed::Yes));
+    assert_eq!(held.release(), Ok(Released::Yes));
+}
+
+#[tokio::test]
+async fn run_holds_the_lock_while_the_body_runs() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let body = async |held: &lockkeeper::Held| {
+        assert_eq!(
+            lockkeeper
+                .acquire("book")
+                .run(async |_| Ok::<_, Error>(()))
+                .await,
+            Ok(Ran::Busy)
+        );
+        Ok::<_, Error>(held.fence())
+    };
+    let ran = lockkeeper.acquire("book").run(body).await;
+    assert!(matches!(ran, Ok(Ran::Done(1..))), "{ran:?}");
+    assert_eq!(ask!(server.connect(), "EXISTS", "book"), support::NO);
+}
+
+#[tokio::test]
+async fn run_ends_the_body_when_the_lock_is_lost() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let asked = open(&server).acquire("book").ttl(ms(300));
+    let ran = soon(asked.run(async |_| {
+        ask!(redis, "DEL", "book").unwrap();
+        std::future::pending::<Result<(), Error>>().await
+    }));
+    assert_eq!(ran.await, Ok(Ran::Lost(Lost::Gone)));
+}
+
+#[derive(Debug, PartialEq)]
+enum Failure {
+    Body,
+    Lock(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Lock(error)
+    }
+}
+
+#[tokio::test]
+async fn the_error_of_the_body_wins_over_that_of_the_release() {
+    let mut server = Server::start();
+    let lockkeeper = open(&server);
+    let asked = lockkeeper.acquire("book").ttl(ms(300));
+    let ran = asked.run(async |_| {
+        server.kill9();
+        Err::<(), _>(Failure::Body)
+    });
+    assert_eq!(soon(ran).await, Err(Failure::Body));
+    let ran = lockkeeper
+        .acquire("book")
+        .ttl(ms(300))
+        .run(async |_| Ok::<_, Failure>(()));
+    assert!(matches!(
+        soon(ran).await,
+        Err(Failure::Lock(Error::Unreachable(_)))
+    ));
+}
+
+#[tokio::test]
+async fn info_tells_who_holds_it() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    assert_eq!(lockkeeper.info("book").await, Ok(None));
+    let held = lockkeeper.acquire("book").await.unwrap().unwrap();
+    let info = lockkeeper.info("book").await.unwrap().unwrap();
+    assert_eq!(info.owner.as_deref(), Some(held.owner().as_bytes()));
+    assert_eq!(info.fence, Some(held.fence()));
+    assert!(
+        info.held.unwrap() < ms(5000) && info.ttl.unwrap() > ms(25_000),
+        "{info:?}"
+    );
+    assert_eq!((info.waiters, info.queue.len()), (0, 0));
+}
+
+#[tokio::test]
+async fn a_lock_can_be_released_in_the_name_of_its_owner() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let held = lockkeeper.acquire("book").await.unwrap().unwrap();
+    let released = lockkeeper.release_for("book", "nobody").await;
+    assert_eq!(released, Ok(Released::Lost(Lost::Taken)));
+    assert_eq!(
+        lockkeeper.release_for("book", held.owner()).await,
+        Ok(Released::Yes)
+    );
+    let released = lockkeeper.release_for("book", held.owner()).await;
+    assert_eq!(released, Ok(Released::Lost(Lost::Gone)));
+}
+
+#[tokio::test]
+async fn connections_are_named_after_the_label() {
+    let server = Server::start();
+    let lockkeeper = Lockkeeper::builder(server.url())
+        .label("nightly job")
+        .open()
+        .unwrap();
+    let _held = lockkeeper.acquire("book").await.unwrap().unwrap();
+    let list: String = redis::cmd("CLIENT")
+        .arg("LIST")
+        .query(&mut server.connect())
+        .unwrap();
+    assert!(list.contains(" name=lockkeeper:nightly_job "), "{list}");
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused_before_anything_is_sent() {
+    let wrong = |error: Error| match error {
+        Error::Invalid(text) => text,
+        other => panic!("{other:?}"),
+    };
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let error = lockkeeper.acquire("book").ttl(ms(99)).await.unwrap_err();
+    assert_eq!(wrong(error), "the ttl must be at least 100ms, got 99ms");
+    let error = lockkeeper
+        .acquire("book")
+        .label("x".repeat(476))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        wrong(error),
+        "the label must not be longer than 475 bytes, got 476"
+    );
+    for url in [
+        "localhost",
+        "http://localhost",
+        "redis+sentinel://localhost",
+        "redis+x://localhost",
+    ] {
+        assert!(
+            wrong(Lockkeeper::open(url).unwrap_err()).contains("URL"),
+            "{url}"
+        );
+    }
+    assert_eq!(calls(&server, "lock.acquire"), 0);
+    let longest = lockkeeper
+        .acquire("book")
+        .label("x".repeat(475))
+        .await
+        .unwrap();
+    assert_eq!(longest.unwrap().owner().len(), 512);
+}
