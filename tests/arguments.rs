@@ -83,32 +83,52 @@ fn a_key_may_be_empty() {
     assert_eq!(ask!(redis, "LOCK.RELEASE", "", "alice"), YES);
 }
 
+/// What is no whole number, and how an error shows it.
+const NOT_DIGITS: [(&[u8], &str); 18] = [
+    (b"", ""),
+    (b"abc", "abc"),
+    (b"-1", "-1"),
+    (b"+5", "+5"),
+    (b" 5", " 5"),
+    (b"5 ", "5 "),
+    (b"5.0", "5.0"),
+    (b"1e3", "1e3"),
+    (b"0x10", "0x10"),
+    (b"1_000", "1_000"),
+    (b"10ms", "10ms"),
+    (b"5\0", r"5\x00"),
+    (b"5\r\n", r"5\r\n"),
+    (b"'\"\\", r#"\'\"\\"#),
+    (b"\xff", r"\xff"),
+    // Five in Arabic, and in full width: digits in Unicode, but not in a protocol.
+    ("\u{665}".as_bytes(), r"\xd9\xa5"),
+    ("\u{ff15}".as_bytes(), r"\xef\xbc\x95"),
+    (b"9223372036854775808x", "9223372036854775808x"),
+];
+
+/// Whole numbers above 2^53 − 1, with those around 2^63, 2^64 and 2^128, and how an error shows them.
+const TOO_LARGE: [(&str, &str); 8] = [
+    ("9007199254740992", "9007199254740992"),
+    ("9223372036854775807", "9223372036854775807"),
+    ("9223372036854775808", "9223372036854775808"),
+    ("18446744073709551615", "18446744073709551615"),
+    ("18446744073709551616", "18446744073709551616"),
+    ("18446744073709551617", "18446744073709551617"),
+    (
+        "340282366920938463463374607431768211457",
+        "34028236692093846346337460743176...",
+    ),
+    (
+        "00000000000000000000000000000000009007199254740992",
+        "00000000000000000000000000000000...",
+    ),
+];
+
 #[test]
 fn a_ttl_is_digits_and_nothing_else() {
     let server = Server::start();
     let mut redis = server.connect();
-    let refused: [(&[u8], &str); 18] = [
-        (b"", ""),
-        (b"abc", "abc"),
-        (b"-1", "-1"),
-        (b"+5", "+5"),
-        (b" 5", " 5"),
-        (b"5 ", "5 "),
-        (b"5.0", "5.0"),
-        (b"1e3", "1e3"),
-        (b"0x10", "0x10"),
-        (b"1_000", "1_000"),
-        (b"10ms", "10ms"),
-        (b"5\0", r"5\x00"),
-        (b"5\r\n", r"5\r\n"),
-        (b"'\"\\", r#"\'\"\\"#),
-        (b"\xff", r"\xff"),
-        // Five in Arabic, and in full width: digits in Unicode, but not in a protocol.
-        ("\u{665}".as_bytes(), r"\xd9\xa5"),
-        ("\u{ff15}".as_bytes(), r"\xef\xbc\x95"),
-        (b"9223372036854775808x", "9223372036854775808x"),
-    ];
-    for (ttl, shown) in refused {
+    for (ttl, shown) in NOT_DIGITS {
         let refusal = format!(
             "BADTTL ttl is not a whole number of milliseconds, \
              give 1 to 9007199254740991 in digits, got '{shown}'"
@@ -126,23 +146,7 @@ fn a_ttl_is_digits_and_nothing_else() {
 fn a_ttl_is_1_to_9007199254740991() {
     let server = Server::start();
     let mut redis = server.connect();
-    let a_hundred_nines = "9".repeat(100);
-    let refused = [
-        ("0", "0"),
-        ("000", "000"),
-        ("9007199254740992", "9007199254740992"),
-        ("9223372036854775807", "9223372036854775807"),
-        ("9223372036854775808", "9223372036854775808"),
-        ("18446744073709551615", "18446744073709551615"),
-        ("18446744073709551616", "18446744073709551616"),
-        ("18446744073709551617", "18446744073709551617"),
-        (
-            "340282366920938463463374607431768211457",
-            "34028236692093846346337460743176...",
-        ),
-        (&a_hundred_nines, "99999999999999999999999999999999..."),
-    ];
-    for (ttl, shown) in refused {
+    for (ttl, shown) in [("0", "0"), ("000", "000")].into_iter().chain(TOO_LARGE) {
         let refusal = format!(
             "BADTTL ttl is out of range, give 1 to 9007199254740991 milliseconds, got '{shown}'"
         );
@@ -215,11 +219,12 @@ fn an_argument_in_an_error_is_cut_after_32_bytes_and_escaped() {
 fn an_option_that_is_not_known_is_refused() {
     let server = Server::start();
     let mut redis = server.connect();
-    let refused: [(&[u8], &str); 5] = [
+    let refused: [(&[u8], &str); 6] = [
         (b"foo", "foo"),
         (b"", ""),
         (b"NX", "NX"),
         (b"wait\0", r"wait\x00"),
+        (b"WAI", "WAI"),
         (
             b"a very long option, longer than 32 bytes",
             "a very long option, longer than ...",
@@ -249,6 +254,73 @@ fn an_option_that_is_not_known_is_refused() {
 }
 
 #[test]
+fn a_wait_is_written_in_any_case_and_once_and_has_a_timeout() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let twice = |shown| format!("BADOPTION WAIT is given twice, give it once, got '{shown}'");
+    let alone =
+        |shown| format!("BADOPTION WAIT has no timeout, give WAIT timeout-ms, got '{shown}'");
+    for wait in ["WAIT", "wait", "Wait", "wAIT"] {
+        for (refusal, options) in [
+            (twice(wait), &["WAIT", "10", wait, "10"][..]),
+            (twice(wait), &["WAIT", "10", wait]),
+            (alone(wait), &[wait]),
+        ] {
+            let reply = ask!(redis, "LOCK.ACQUIRE", "k", "alice", 100_000, options);
+            assert_eq!(error(reply), refusal);
+        }
+        assert_eq!(ask!(redis, "EXISTS", "k"), NO);
+
+        fence(ask!(redis, "LOCK.ACQUIRE", "k", "alice", 100_000, wait, 10));
+        assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "alice"), YES);
+    }
+}
+
+#[test]
+fn a_timeout_is_0_to_9007199254740991_in_digits() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let not_digits = NOT_DIGITS.map(|(timeout, shown)| {
+        let refusal = format!(
+            "BADTIMEOUT timeout is not a whole number of milliseconds, \
+             give 0 to 9007199254740991 in digits, got '{shown}'"
+        );
+        (timeout, refusal)
+    });
+    let too_large = TOO_LARGE.map(|(timeout, shown)| {
+        let refusal = format!(
+            "BADTIMEOUT timeout is out of range, give 0 to 9007199254740991 milliseconds, got '{shown}'"
+        );
+        (timeout.as_bytes(), refusal)
+    });
+    for (timeout, refusal) in not_digits.into_iter().chain(too_large) {
+        let reply = ask!(redis, "LOCK.ACQUIRE", "k", "alice", 1000, "WAIT", timeout);
+        assert_eq!(error(reply), refusal);
+    }
+    assert_eq!(ask!(redis, "EXISTS", "k"), NO);
+
+    for timeout in [
+        "0",
+        "000",
+        "1",
+        "0001",
+        "9007199254740990",
+        "9007199254740991",
+    ] {
+        fence(ask!(
+            redis,
+            "LOCK.ACQUIRE",
+            "k",
+            "alice",
+            100_000,
+            "WAIT",
+            timeout
+        ));
+        assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "alice"), YES);
+    }
+}
+
+#[test]
 fn the_first_wrong_argument_from_the_left_is_named() {
     let server = Server::start();
     let mut redis = server.connect();
@@ -266,6 +338,8 @@ fn the_first_wrong_argument_from_the_left_is_named() {
         code(ask!(redis, "LOCK.ACQUIRE", "k", "alice", "1", "foo")),
         "BADOPTION"
     );
+    let reply = ask!(redis, "LOCK.ACQUIRE", "k", "alice", "1", "WAIT", "x", "foo");
+    assert_eq!(code(reply), "BADTIMEOUT");
     assert_eq!(code(ask!(redis, "LOCK.RENEW", "k", "", "x")), "BADOWNER");
 
     // And a wrong argument before what the key holds.
