@@ -5,35 +5,8 @@ mod support;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Error, Lockkeeper, Lost, Ran, Released, Renewed, blocking};
-use support::{OK, PATIENCE, Server, ask, eventually, number, text};
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn open(server: &Server) -> Lockkeeper {
-    Lockkeeper::open(server.url()).unwrap()
-}
-
-/// How often the server was asked to do `command`, which is lower-case.
-fn calls(server: &Server, command: &str) -> u64 {
-    let stats: String = redis::cmd("INFO")
-        .arg("commandstats")
-        .query(&mut server.connect())
-        .unwrap();
-    let field = format!("cmdstat_{command}:calls=");
-    stats
-        .lines()
-        .find_map(|line| line.strip_prefix(&field)?.split(',').next()?.parse().ok())
-        .unwrap_or(0)
-}
-
-/// Fails the test instead of hanging it.
-async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future)
-        .await
-        .expect("it takes far too long")
-}
+use support::client::{calls, ms, open, soon};
+use support::{OK, Server, ask, eventually, number, text};
 
 #[tokio::test]
 async fn a_lock_is_acquired_and_released() {

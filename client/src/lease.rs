@@ -450,7 +450,9 @@ mod tests {
         let lost = loop {
             match lease.next(now) {
                 Action::Sleep(until) => now = until,
-                Action::Renew { .. } => lease.answered(now, Answer::Yes, now),
+                Action::Renew { .. } => {
+                    lease.answered(now, Answer::Yes, now);
+                }
                 Action::Lose(lost) => break lost,
                 action => panic!("{action:?}"),
             }

@@ -6,7 +6,10 @@
 // Every test file is a program of its own and uses its own part of this.
 #![allow(dead_code, unused_imports, unused_macros)]
 
+pub mod client;
+pub mod proxy;
 pub mod stream;
+pub mod waiting;
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -90,13 +93,19 @@ pub fn info<T: std::str::FromStr>(redis: &mut Connection, section: &str, field: 
         .unwrap_or_else(|| panic!("no {field} in INFO {section}:\n{info}"))
 }
 
-/// Whether the server is at least this version; Valkey counts as the Redis it is compatible with.
-pub fn is_at_least(redis: &mut Connection, major: u32, minor: u32) -> bool {
-    let version: String = info(redis, "server", "redis_version");
-    let mut numbers = version
-        .split('.')
-        .map(|number| number.parse::<u32>().unwrap());
-    (numbers.next().unwrap(), numbers.next().unwrap()) >= (major, minor)
+/// Whether the server is at least this version of Redis, or that one of Valkey.
+pub fn is_at_least(redis: &mut Connection, of_redis: (u32, u32), of_valkey: (u32, u32)) -> bool {
+    let server: String = redis::cmd("INFO").arg("server").query(redis).unwrap();
+    let is_valkey = server.contains("valkey_version:");
+    let field = if is_valkey {
+        "valkey_version"
+    } else {
+        "redis_version"
+    };
+    let version: String = info(redis, "server", field);
+    let mut numbers = version.split('.').map(|number| number.parse().unwrap());
+    let version = (numbers.next().unwrap(), numbers.next().unwrap());
+    version >= if is_valkey { of_valkey } else { of_redis }
 }
 
 /// Waits until `condition` holds; fails the test when it does not within [`PATIENCE`].

@@ -1,0 +1,364 @@
+//! The helper in bad weather: connections that break, replies that get lost, servers that hang.
+
+mod support;
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use lockkeeper::{Error, Lockkeeper, Lost, Released, Renewed};
+use support::client::{calls, hold, ms, open, soon};
+use support::proxy::Proxy;
+use support::{OK, Server, ask, eventually, number};
+
+fn through(proxy: &Proxy) -> Lockkeeper {
+    Lockkeeper::open(proxy.url()).unwrap()
+}
+
+fn unreachable<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    match result {
+        Err(Error::Unreachable(why)) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The wall clock in milliseconds, as PEXPIRETIME tells it: the server has the same clock.
+fn wall_ms() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_millis() as i64
+}
+
+#[tokio::test]
+async fn a_killed_connection_loses_nothing() {
+    let server = Server::start();
+    let held = hold(&open(&server), "book", ms(600)).await;
+    for _ in 0..5 {
+        ask!(server.connect(), "CLIENT", "KILL", "TYPE", "normal").unwrap();
+        let renewals = calls(&server, "lock.renew");
+        eventually("it is renewed again", || {
+            calls(&server, "lock.renew") > renewals
+        });
+    }
+    assert_eq!(held.loss(), None);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+}
+
+#[tokio::test]
+async fn a_paused_server_loses_nothing() {
+    let server = Server::start();
+    let held = hold(&open(&server), "book", ms(1500)).await;
+    assert_eq!(ask!(server.connect(), "CLIENT", "PAUSE", 900, "ALL"), OK);
+    let paused = Instant::now();
+    let renewals = calls(&server, "lock.renew");
+    assert!(paused.elapsed() > ms(800), "the pause is over now");
+    eventually("it is renewed", || calls(&server, "lock.renew") > renewals);
+    assert_eq!(held.renew().await, Ok(Renewed::Yes));
+    assert_eq!(held.release().await, Ok(Released::Yes));
+}
+
+#[tokio::test]
+async fn a_cut_shorter_than_the_lease_loses_nothing() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let held = hold(&through(&proxy), "book", ms(3000)).await;
+    for _ in 0..2 {
+        proxy.cut();
+        tokio::time::sleep(ms(1500)).await;
+        proxy.mend();
+        let renewals = calls(&server, "lock.renew");
+        eventually("it is renewed", || calls(&server, "lock.renew") > renewals);
+    }
+    assert_eq!(held.loss(), None);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+}
+
+#[tokio::test]
+async fn a_cut_longer_than_the_lease_is_told_before_the_server_lets_go() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = through(&proxy);
+    let held = hold(&lockkeeper, "book", ms(3000)).await;
+    proxy.cut();
+    // A renewal that was under way when it was cut may still have arrived.
+    let mut redis = server.connect();
+    tokio::time::sleep(ms(100)).await;
+    let free_at = number(ask!(redis, "PEXPIRETIME", "book"));
+    assert_eq!(soon(held.lost()).await, Lost::Expired);
+    let told_at = wall_ms();
+    assert!(told_at < free_at, "told {} ms too late", told_at - free_at);
+    assert_eq!(held.remaining(), Duration::ZERO);
+
+    // The watchdog itself has survived.
+    eventually("it is free", || {
+        ask!(redis, "EXISTS", "book") == support::NO
+    });
+    proxy.mend();
+    let renewals = calls(&server, "lock.renew");
+    let next = hold(&lockkeeper, "book", ms(300)).await;
+    eventually("the next is renewed", || {
+        calls(&server, "lock.renew") >= renewals + 4
+    });
+    assert_eq!(next.loss(), None);
+
+    // The old handle neither harms the new one nor speaks up again.
+    assert_eq!(held.renew().await, Ok(Renewed::Lost(Lost::Expired)));
+    assert_eq!(held.release().await, Ok(Released::Lost(Lost::Expired)));
+    assert!(calls(&server, "lock.release") <= 1);
+    assert_eq!(next.release().await, Ok(Released::Yes));
+}
+
+#[tokio::test]
+async fn silence_is_as_good_as_a_cut() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let held = hold(&through(&proxy), "book", ms(1500)).await;
+    proxy.stop();
+    assert_eq!(soon(held.lost()).await, Lost::Expired);
+    assert!(ask!(server.connect(), "PTTL", "book").is_ok());
+    let why = unreachable(
+        through(&proxy)
+            .acquire("book")
+            .ttl(ms(600))
+            .await
+            .map(|held| held.is_some()),
+    );
+    assert_eq!(why, "no answer in time");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_reply_is_asked_for_again_and_the_fence_is_the_same() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = through(&proxy);
+    assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
+    proxy.swallow_replies();
+    let acquire = tokio::spawn(lockkeeper.acquire("book").ttl(ms(3000)).into_future());
+    eventually("it is granted unheard", || {
+        ask!(server.connect(), "EXISTS", "book") == support::YES
+    });
+    let granted = lock_of(&server, "book");
+    proxy.mend();
+    let held = soon(acquire).await.unwrap().unwrap().unwrap();
+    assert_eq!((held.owner().to_owned(), held.fence()), granted);
+    assert_eq!(calls(&server, "lock.acquire"), 2);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+}
+
+/// Owner and fence, as the value of the key tells them.
+fn lock_of(server: &Server, key: &str) -> (String, u64) {
+    let value: String = redis::cmd("GET")
+        .arg(key)
+        .query(&mut server.connect())
+        .unwrap();
+    let (fence, owner) = value.split_once(':').unwrap();
+    (owner.to_owned(), fence.parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_breaks_before_the_reply_is_replaced() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = through(&proxy);
+    assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
+    proxy.cut_at_next_reply();
+    let acquire = tokio::spawn(lockkeeper.acquire("book").into_future());
+    eventually("it is granted unheard", || {
+        ask!(server.connect(), "EXISTS", "book") == support::YES
+    });
+    let granted = lock_of(&server, "book");
+    proxy.mend();
+    let held = soon(acquire).await.unwrap().unwrap().unwrap();
+    assert_eq!((held.owner().to_owned(), held.fence()), granted);
+}
+
+#[tokio::test]
+async fn what_was_granted_to_nobody_is_released() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = through(&proxy);
+    assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
+    proxy.swallow_replies();
+    let asked = lockkeeper.acquire("book").ttl(ms(600_000));
+    let given_up = tokio::time::timeout(ms(100), asked.into_future()).await;
+    assert!(given_up.is_err(), "the caller has lost patience");
+    eventually("the release arrives", || calls(&server, "lock.release") > 0);
+    assert_eq!(ask!(server.connect(), "EXISTS", "book"), support::NO);
+}
+
+#[tokio::test]
+async fn an_acquire_that_is_dropped_at_any_moment_leaves_nothing() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
+    for micros in (0..1000).step_by(5) {
+        let asked = lockkeeper.acquire(format!("book:{micros}"));
+        let _ = tokio::time::timeout(Duration::from_micros(micros), asked.into_future()).await;
+    }
+    eventually("no key is left", || {
+        ask!(server.connect(), "DBSIZE") == support::NO
+    });
+    assert!(
+        calls(&server, "lock.acquire") > 0,
+        "some were dropped after they were sent"
+    );
+}
+
+#[tokio::test]
+async fn a_release_that_is_dropped_at_any_moment_is_carried_out() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    for micros in (0..500).step_by(10) {
+        let held = hold(&lockkeeper, "book", ms(60_000)).await;
+        let _ = tokio::time::timeout(Duration::from_micros(micros), held.release()).await;
+        eventually("it is free", || {
+            ask!(server.connect(), "EXISTS", "book") == support::NO
+        });
+    }
+}
+
+#[tokio::test]
+async fn a_release_is_tried_until_it_arrives_and_the_caller_hears_of_trouble_first() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let held = hold(&through(&proxy), "book", ms(6000)).await;
+    proxy.cut();
+    let start = Instant::now();
+    unreachable(held.release().await);
+    assert!(
+        start.elapsed() < ms(2000) + ms(500),
+        "within a third of the ttl"
+    );
+    proxy.mend();
+    let mut redis = server.connect();
+    eventually("it arrives", || calls(&server, "lock.release") > 0);
+    assert_eq!(ask!(redis, "EXISTS", "book"), support::NO);
+    assert!(start.elapsed() < ms(5000), "not just lapsed");
+}
+
+#[tokio::test]
+async fn a_slow_reply_is_counted_from_the_send() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = through(&proxy);
+    assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
+    proxy.delay_replies(ms(900));
+    let held = hold(&lockkeeper, "book", ms(6000)).await;
+    let remaining = held.remaining();
+    assert!(remaining < ms(6000 - 900 - 60), "{remaining:?}");
+    assert!(
+        remaining < Duration::from_millis(number(ask!(server.connect(), "PTTL", "book")) as u64)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_watchdog_never_renews_what_is_being_released() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let (sender, mut handles) = tokio::sync::mpsc::channel::<lockkeeper::Held>(100);
+    let releaser = tokio::spawn(async move {
+        while let Some(held) = handles.recv().await {
+            assert_eq!(held.release().await, Ok(Released::Yes));
+        }
+    });
+    let mut acquirers = tokio::task::JoinSet::new();
+    for task in 0..20 {
+        let (lockkeeper, sender) = (lockkeeper.clone(), sender.clone());
+        acquirers.spawn(async move {
+            for round in 0..500 {
+                let held = hold(&lockkeeper, &format!("book:{task}:{round}"), ms(6000)).await;
+                sender.send(held).await.unwrap();
+            }
+        });
+    }
+    drop(sender);
+    acquirers.join_all().await;
+    releaser.await.unwrap();
+
+    assert_eq!(ask!(server.connect(), "DBSIZE"), support::NO);
+    let renewals = calls(&server, "lock.renew");
+    tokio::time::sleep(ms(2200)).await;
+    assert_eq!(
+        calls(&server, "lock.renew"),
+        renewals,
+        "a third of the ttl later"
+    );
+    assert_eq!(calls(&server, "lock.acquire"), 10_000);
+    assert_eq!(calls(&server, "lock.release"), 10_000);
+}
+
+#[tokio::test]
+async fn a_server_that_was_never_there_is_told_at_once() {
+    let mut server = Server::start();
+    let url = server.url();
+    server.kill9();
+    let lockkeeper = Lockkeeper::open(&url).unwrap();
+    let start = Instant::now();
+    let why = unreachable(
+        lockkeeper
+            .acquire("book")
+            .wait(ms(20_000))
+            .await
+            .map(|held| held.is_some()),
+    );
+    assert!(
+        why.contains("127.0.0.1") && why.contains("refused"),
+        "{why}"
+    );
+    unreachable(lockkeeper.acquire("book").await.map(|held| held.is_some()));
+    assert!(start.elapsed() < ms(3000), "{:?}", start.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_restarts_is_waited_for() {
+    let mut server = Server::start();
+    let lockkeeper = open(&server);
+    assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
+    server.kill9();
+    let acquire = tokio::spawn(lockkeeper.acquire("book").wait(ms(20_000)).into_future());
+    server.start_again();
+    assert!(soon(acquire).await.unwrap().unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_server_without_the_module_refuses_at_once() {
+    let server = support::Setup::new().without_module().start();
+    let asked = open(&server).acquire("book").wait(ms(20_000));
+    match asked.await.map(|held| held.is_some()) {
+        Err(Error::Refused(text)) => assert!(
+            text.starts_with("ERR unknown command 'LOCK.ACQUIRE'"),
+            "{text}"
+        ),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_module_that_is_unloaded_is_retried_until_the_lease_ends() {
+    let server = Server::start();
+    let held = hold(&open(&server), "book", ms(1500)).await;
+    assert_eq!(ask!(server.connect(), "MODULE", "UNLOAD", "lockkeeper"), OK);
+    match held.renew().await {
+        Err(Error::Refused(text)) => assert!(text.starts_with("ERR unknown command"), "{text}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(held.loss(), None);
+    let module = support::module().display().to_string();
+    assert_eq!(ask!(server.connect(), "MODULE", "LOAD", module), OK);
+    eventually("it is renewed", || calls(&server, "lock.renew") > 0);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+}
+
+#[tokio::test]
+async fn a_refusal_keeps_the_words_of_the_server() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let lockkeeper = open(&server);
+    let refused = async |key: &str| match lockkeeper.acquire(key).await.map(|held| held.is_some()) {
+        Err(Error::Refused(text)) => text,
+        other => panic!("{other:?}"),
+    };
+    ask!(redis, "LPUSH", "list", "x").unwrap();
+    assert_eq!(refused("list").await, support::WRONGTYPE);
+    ask!(redis, "CONFIG", "SET", "maxmemory", 1).unwrap();
+    assert!(refused("book").await.starts_with("OOM "));
+}
