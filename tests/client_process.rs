@@ -1,0 +1,235 @@
+//! The helper and the process it lives in: threads that block, runtimes that end, stops and forks.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lockkeeper::{Lockkeeper, Lost, Released};
+use support::client::{calls, hold, ms, open};
+use support::{Server, ask, eventually, fence, text};
+
+#[tokio::test]
+async fn code_that_blocks_every_thread_of_its_runtime_loses_nothing() {
+    let server = Server::start();
+    let held = hold(&open(&server), "book", ms(1000)).await;
+    let start = Instant::now();
+    while start.elapsed() < ms(2000) {
+        std::hint::spin_loop();
+    }
+    assert_eq!(held.loss(), None);
+    assert!(held.remaining() > Duration::ZERO);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+}
+
+#[test]
+fn a_runtime_that_ends_releases_what_its_tasks_held_and_nothing_else() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .build()
+        .unwrap();
+    let kept = runtime.block_on(hold(&lockkeeper, "kept", ms(1000)));
+    let in_task = runtime.block_on(hold(&lockkeeper, "in task", ms(60_000)));
+    runtime.spawn(async move {
+        let _in_task = in_task;
+        std::future::pending::<()>().await;
+    });
+    drop(runtime);
+    let mut redis = server.connect();
+    eventually("what the task held is free", || {
+        ask!(redis, "EXISTS", "in task") == support::NO
+    });
+    let renewals = calls(&server, "lock.renew");
+    eventually("the other is renewed", || {
+        calls(&server, "lock.renew") > renewals + 3
+    });
+    assert_eq!(kept.loss(), None);
+}
+
+#[test]
+fn a_forked_child_neither_renews_nor_releases() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let held = lockkeeper
+        .acquire("book")
+        .ttl(ms(1000))
+        .blocking()
+        .unwrap()
+        .unwrap();
+    // SAFETY: the child touches what it was given, allocates a little, and ends without unwinding
+    // or running the destructors of its parent.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let claims_nothing = held.remaining() == Duration::ZERO
+            && held.loss() == Some(Lost::Expired)
+            && held.renew() == Err(lockkeeper::Error::Forked)
+            && lockkeeper.acquire("book").blocking().err() == Some(lockkeeper::Error::Forked);
+        drop(held);
+        // SAFETY: ends this process, and only it.
+        unsafe { libc::_exit(if claims_nothing { 0 } else { 1 }) }
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child made above, which nobody else waits for.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child was told that it holds nothing");
+
+    let renewals = calls(&server, "lock.renew");
+    eventually("the parent renews on", || {
+        calls(&server, "lock.renew") > renewals + 3
+    });
+    assert_eq!(calls(&server, "lock.release"), 0);
+    assert_eq!(held.loss(), None);
+    assert_eq!(held.release(), Ok(Released::Yes));
+}
+
+/// Not a test: the process that the next test stops. Answers every line with what it believes.
+#[test]
+#[ignore = "a part of a_process_that_was_stopped_past_its_ttl_knows_at_once"]
+fn holder() {
+    let Ok(url) = std::env::var("LOCKKEEPER_TEST_URL") else {
+        return;
+    };
+    let lockkeeper = Lockkeeper::open(url).unwrap();
+    let held = lockkeeper
+        .acquire("book")
+        .ttl(ms(1000))
+        .blocking()
+        .unwrap()
+        .unwrap();
+    println!("\nsays: held");
+    for _ in std::io::stdin().lines() {
+        println!("\nsays: {:?} {:?}", held.loss(), held.remaining());
+    }
+}
+
+struct Holder {
+    process: Child,
+    said: Box<dyn Iterator<Item = String>>,
+}
+
+impl Holder {
+    fn start(server: &Server) -> Holder {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "holder", "--ignored", "--nocapture"])
+            .env("LOCKKEEPER_TEST_URL", server.url())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let said = lines.filter_map(|line| Some(line.unwrap().strip_prefix("says: ")?.to_owned()));
+        let mut holder = Holder {
+            process,
+            said: Box::new(said),
+        };
+        assert_eq!(holder.said.next().unwrap(), "held");
+        holder
+    }
+
+    fn ask(&mut self) -> String {
+        writeln!(self.process.stdin.as_mut().unwrap()).unwrap();
+        self.said.next().unwrap()
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: signals the child of this test, which nobody has waited for yet.
+        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_process_that_was_stopped_past_its_ttl_knows_at_once() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let mut holder = Holder::start(&server);
+    assert!(holder.ask().starts_with("None "));
+
+    holder.signal(libc::SIGSTOP);
+    let mut next = support::NULL;
+    eventually("another takes over", || {
+        next = ask!(redis, "LOCK.ACQUIRE", "book", "next", 60_000);
+        next != support::NULL
+    });
+    let value = support::lock_value(fence(next), "next");
+    std::thread::sleep(ms(1000));
+    let renewals = calls(&server, "lock.renew");
+    holder.signal(libc::SIGCONT);
+    assert_eq!(holder.ask(), "Some(Expired) 0ns");
+    std::thread::sleep(ms(1000));
+    assert_eq!(holder.ask(), "Some(Expired) 0ns");
+    assert_eq!(
+        calls(&server, "lock.renew"),
+        renewals,
+        "a lost lock is not asked for"
+    );
+    assert_eq!(ask!(redis, "GET", "book"), text(value));
+}
+
+/// Ten thousand locks in one process. For a minute, as users have them, with LOCKKEEPER_SOAK set.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn ten_thousand_locks_are_all_renewed_in_time_over_one_connection() {
+    let (ttl, time) = match std::env::var_os("LOCKKEEPER_SOAK") {
+        Some(_) => (ms(10_000), ms(60_000)),
+        None => (ms(6000), ms(7000)),
+    };
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let mut holding = tokio::task::JoinSet::new();
+    for part in 0..100 {
+        let lockkeeper = lockkeeper.clone();
+        holding.spawn(async move {
+            let mut held = Vec::new();
+            for number in 0..100 {
+                held.push(hold(&lockkeeper, &format!("book:{part}:{number}"), ttl).await);
+            }
+            held
+        });
+    }
+    let held: Vec<_> = holding.join_all().await.into_iter().flatten().collect();
+    let (memory, cpu, start) = (resident_kb(), cpu_ticks(), Instant::now());
+    while start.elapsed() < time {
+        tokio::time::sleep(ms(500)).await;
+        let least = held.iter().map(|held| held.remaining()).min().unwrap();
+        assert!(least > ttl / 3, "only {least:?} left");
+    }
+    let (grown, busy) = (resident_kb().saturating_sub(memory), cpu_ticks() - cpu);
+    println!("{time:?}: grown by {grown} kB, {busy} ticks of CPU");
+    assert!(grown < 4000, "grown by {grown} kB");
+    assert!(held.iter().all(|held| held.loss().is_none()));
+    let list: String = redis::cmd("CLIENT")
+        .arg("LIST")
+        .query(&mut server.connect())
+        .unwrap();
+    assert_eq!(list.matches(" name=lockkeeper:").count(), 1, "{list}");
+
+    drop(held);
+    let mut redis = server.connect();
+    eventually("all are released", || ask!(redis, "DBSIZE") == support::NO);
+}
+
+fn resident_kb() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4
+}
+
+/// User and system time of this process.
+fn cpu_ticks() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<_> = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
