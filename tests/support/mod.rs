@@ -6,10 +6,7 @@
 // Every test file is a program of its own and uses its own part of this.
 #![allow(dead_code, unused_imports, unused_macros)]
 
-pub mod client;
-pub mod proxy;
 pub mod stream;
-pub mod waiting;
 
 use std::fmt::Display;
 use std::fs::{self, File};
