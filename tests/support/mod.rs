@@ -6,6 +6,8 @@
 // Every test file is a program of its own and uses its own part of this.
 #![allow(dead_code, unused_imports, unused_macros)]
 
+pub mod client;
+pub mod proxy;
 pub mod stream;
 
 use std::fmt::Display;
