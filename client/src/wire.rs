@@ -137,10 +137,17 @@ impl Info {
 
 impl Waiter {
     fn read(place: Value) -> Option<Waiter> {
-        let mut parts = place.into_sequence().ok()?.into_iter();
+        let (mut owner, mut waited) = (None, None);
+        for (name, value) in place.into_map_iter().ok()? {
+            match bytes(name)?.as_slice() {
+                b"owner" => owner = bytes(value),
+                b"waited-ms" => waited = number(&value).map(Duration::from_millis),
+                _ => {}
+            }
+        }
         Some(Waiter {
-            owner: bytes(parts.next()?)?,
-            waited: Duration::from_millis(number(&parts.next()?)?),
+            owner: owner?,
+            waited: waited?,
         })
     }
 }
