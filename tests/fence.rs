@@ -176,6 +176,30 @@ fn a_forged_fence_lifts_only_its_own_key_and_only_while_it_is_there() {
 }
 
 #[test]
+fn a_fence_that_is_replaced_is_exceeded_unless_it_is_more_than_a_day_ahead() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    for (ahead, exceeded) in [(23 * HOUR_US, true), (25 * HOUR_US, false)] {
+        let forged = clock(&mut redis) + ahead;
+        let value = lock_value(forged, "mallory");
+        assert_eq!(ask!(redis, "SET", "k", value, "PX", TTL), OK);
+        let mut bob = server.connect();
+        let bob = std::thread::spawn(move || {
+            fence(ask!(bob, "LOCK.ACQUIRE", "k", "bob", TTL, "WAIT", TTL))
+        });
+        eventually("bob waits", || {
+            info::<u32>(&mut redis, "lockkeeper", "lockkeeper_waiters") == 1
+        });
+
+        assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "mallory"), YES);
+
+        let next = bob.join().unwrap();
+        assert_eq!(next > forged, exceeded, "{next} after {forged}");
+        assert!(tenure(&mut redis, "other") < forged);
+    }
+}
+
+#[test]
 fn the_fence_grows_over_a_failover_while_clocks_differ_by_less_than_a_second() {
     let master = Setup::new().clock_ms(800).start();
     let mut redis = master.connect();

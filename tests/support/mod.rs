@@ -423,7 +423,10 @@ impl Server {
             .stderr(stdout.try_clone().unwrap())
             .stdout(stdout);
         if let Some(ahead) = self.setup.clock_ms {
-            self.set_clock_ms(ahead);
+            // A restart does not set the clock.
+            if !self.clock_file().exists() {
+                self.set_clock_ms(ahead);
+            }
             command
                 .env("LD_PRELOAD", movable_clock())
                 .env("CLOCK_OFFSET_FILE", self.clock_file());
