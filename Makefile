@@ -63,7 +63,7 @@ build-needs:
 
 # Debian starts a server on port 6379 as soon as it is installed: not ours, and in our way.
 server-needs:
-	$(call need,command -v redis-server,redis-server,$(SUDO) systemctl disable --now redis-server || true)
+	$(call need,command -v redis-server,redis-server,$(SUDO) systemctl disable --now redis-server 2>/dev/null || true)
 
 test-needs: $(if $(SERVER),,server-needs)
 	$(call need,python3 -c 'import ensurepip',python3-venv)
