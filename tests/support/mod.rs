@@ -9,6 +9,7 @@
 pub mod client;
 pub mod proxy;
 pub mod stream;
+pub mod waiting;
 
 use std::fmt::Display;
 use std::fs::{self, File};

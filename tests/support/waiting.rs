@@ -1,0 +1,145 @@
+//! Clients that wait for a lock, and what the server says of those who do.
+
+use std::time::Duration;
+
+use redis::{Cmd, Connection, ConnectionLike as _, from_redis_value};
+
+use super::{Reply, Server, Value, ask, eventually, info, reply};
+
+/// A ttl or timeout that no test lives to see the end of.
+pub const LONG: i64 = 3_600_000;
+
+/// A client whose commands are sent without waiting for the answer.
+pub struct Waiter {
+    redis: Connection,
+    pub id: i64,
+}
+
+impl Waiter {
+    pub fn of(server: &Server) -> Waiter {
+        Waiter::on(server.connect())
+    }
+
+    pub fn on(mut redis: Connection) -> Waiter {
+        let id = super::number(ask!(redis, "CLIENT", "ID"));
+        Waiter { redis, id }
+    }
+
+    pub fn send(&mut self, command: &Cmd) {
+        self.redis
+            .send_packed_command(&command.get_packed_command())
+            .unwrap();
+    }
+
+    /// Sends LOCK.ACQUIRE … WAIT, which may not have arrived when this returns.
+    pub fn ask(&mut self, key: &str, owner: &str, ttl: i64, wait: i64) {
+        let mut acquire = redis::cmd("LOCK.ACQUIRE");
+        self.send(acquire.arg(key).arg(owner).arg(ttl).arg("WAIT").arg(wait));
+    }
+
+    /// The answer to the next command that was sent; fails the test when none comes.
+    #[track_caller]
+    pub fn reply(&mut self) -> Reply {
+        reply(self.redis.recv_response())
+    }
+
+    /// Whether all that was sent is answered, and the connection works.
+    #[track_caller]
+    pub fn assert_no_more_replies(&mut self) {
+        assert_eq!(
+            ask!(self.redis, "ECHO", "the next"),
+            Ok(Value::BulkString(b"the next".to_vec()))
+        );
+    }
+
+    /// Whether the server has closed the connection.
+    pub fn is_closed(&mut self) -> bool {
+        self.reply()
+            .is_err_and(|error| !error.starts_with("UNBLOCKED"))
+    }
+}
+
+/// A client that is in line for `key` when this returns.
+#[track_caller]
+pub fn join(server: &Server, key: &str, owner: &str) -> Waiter {
+    let mut waiter = Waiter::of(server);
+    waiter.ask(key, owner, LONG, LONG);
+    let mut redis = server.connect();
+    eventually(format!("{owner} is in line"), || {
+        queue(&mut redis, key).iter().any(|name| name == owner)
+    });
+    waiter
+}
+
+/// A lock held by "holder", for as long as the test likes.
+#[track_caller]
+pub fn hold(redis: &mut Connection, key: &str) {
+    super::fence(ask!(redis, "LOCK.ACQUIRE", key, "holder", LONG));
+}
+
+/// One field of LOCK.INFO; nil if nobody holds the lock and nobody waits.
+pub fn lock_info(redis: &mut Connection, key: &str, field: &str) -> Value {
+    let Value::Array(fields) = ask!(redis, "LOCK.INFO", key).unwrap() else {
+        return Value::Nil;
+    };
+    let name = Value::BulkString(field.as_bytes().to_vec());
+    let at = fields.iter().position(|field| *field == name).unwrap();
+    fields[at + 1].clone()
+}
+
+/// The owners in line for a key, the first 100.
+pub fn queue(redis: &mut Connection, key: &str) -> Vec<String> {
+    let queue: Vec<Vec<Value>> = match lock_info(redis, key, "queue") {
+        Value::Nil => return vec![],
+        queue => from_redis_value(queue).unwrap(),
+    };
+    queue
+        .into_iter()
+        .map(|place| from_redis_value(place[1].clone()).unwrap())
+        .collect()
+}
+
+/// How many wait for a key.
+pub fn waiters(redis: &mut Connection, key: &str) -> i64 {
+    from_redis_value(lock_info(redis, key, "waiters")).unwrap_or(0)
+}
+
+/// Who holds a lock.
+pub fn owner(redis: &mut Connection, key: &str) -> Option<String> {
+    from_redis_value(lock_info(redis, key, "owner")).unwrap()
+}
+
+/// A number of `INFO lockkeeper`.
+pub fn gauge(redis: &mut Connection, field: &str) -> i64 {
+    info(redis, "lockkeeper", &format!("lockkeeper_{field}"))
+}
+
+#[track_caller]
+pub fn eventually_wait(redis: &mut Connection, number: i64) {
+    eventually(format!("{number} wait"), || {
+        gauge(redis, "waiters") == number
+    });
+}
+
+/// Whether CLIENT UNBLOCK works on those who wait: on 7.2 it would crash the server.
+pub fn may_be_unblocked(redis: &mut Connection) -> bool {
+    let about: String = redis::cmd("INFO").arg("server").query(redis).unwrap();
+    about.contains("valkey_version:") || !about.contains("redis_version:7.2.")
+}
+
+/// Fails when a round of this takes longer than `bound` at the median. A busy machine gets more than one
+/// try; a server that is always late has no good one.
+#[track_caller]
+pub fn assert_median(what: &str, bound: Duration, mut round: impl FnMut() -> Duration) {
+    let mut medians = Vec::new();
+    while medians.len() < 5 {
+        let mut rounds: Vec<Duration> = (0..11).map(|_| round()).collect();
+        rounds.sort();
+        medians.push(rounds[rounds.len() / 2]);
+        if medians.last() <= Some(&bound) {
+            println!("{what}: {medians:?} at the median");
+            return;
+        }
+    }
+    panic!("{what}: {medians:?} at the median, not within {bound:?}");
+}
