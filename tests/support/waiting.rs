@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, Connection, ConnectionLike as _, from_redis_value};
+use redis::{Cmd, Connection, ConnectionLike as _, Pipeline, from_redis_value};
 
 use super::{Reply, Server, Value, ask, eventually, info, reply};
 
@@ -28,6 +28,13 @@ impl Waiter {
     pub fn send(&mut self, command: &Cmd) {
         self.redis
             .send_packed_command(&command.get_packed_command())
+            .unwrap();
+    }
+
+    /// Sends all in one write, so that the server reads and carries them out together.
+    pub fn send_all(&mut self, pipeline: &Pipeline) {
+        self.redis
+            .send_packed_command(&pipeline.get_packed_pipeline())
             .unwrap();
     }
 

@@ -1,0 +1,431 @@
+//! How those who wait leave the line, and that nobody who has left is granted, nor two for one lock.
+
+mod support;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis::{Connection, pipe};
+use support::waiting::*;
+use support::*;
+
+#[test]
+fn a_wait_ends_not_earlier_than_asked_and_on_time() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let mut waiter = Waiter::of(&server);
+    let mut timeouts = 0;
+    for wait in [1, 20, 55] {
+        assert_median(
+            &format!("after WAIT {wait}"),
+            Duration::from_millis(5),
+            || {
+                let start = Instant::now();
+                waiter.ask("k", "waiter", LONG, wait);
+                assert_eq!(waiter.reply(), NULL);
+                timeouts += 1;
+                let lateness = start
+                    .elapsed()
+                    .checked_sub(Duration::from_millis(wait as u64));
+                lateness.expect("not earlier than asked")
+            },
+        );
+    }
+    assert_eq!(gauge(&mut redis, "wait_timeouts_total"), timeouts);
+    assert_never_granted(&mut redis, waiter);
+}
+
+/// The lock, which "holder" has and for which one waited that has left, goes to nobody.
+#[track_caller]
+fn assert_never_granted(redis: &mut Connection, mut left: Waiter) {
+    assert_eq!(waiters(redis, "k"), 0);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
+    assert_eq!(ask!(redis, "LOCK.INFO", "k"), NULL);
+    left.assert_no_more_replies();
+}
+
+#[test]
+fn an_owner_that_releases_gives_up_its_place_whoever_holds_the_lock() {
+    let server = Server::start();
+    let mut redis = server.connect();
+
+    // Another holds it.
+    hold(&mut redis, "k");
+    let mut waiter = join(&server, "k", "waiter");
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "waiter"), NO);
+    assert_eq!(waiter.reply(), NULL);
+    assert_never_granted(&mut redis, waiter);
+
+    // Nobody does, and nobody was served yet.
+    hold(&mut redis, "k");
+    let mut waiter = join(&server, "k", "waiter");
+    let mut second = join(&server, "k", "second");
+    let (_, released): (i64, Option<i64>) = pipe()
+        .atomic()
+        .cmd("DEL")
+        .arg("k")
+        .cmd("LOCK.RELEASE")
+        .arg(&["k", "waiter"])
+        .query(&mut redis)
+        .unwrap();
+    assert_eq!(released, None);
+    assert_eq!(waiter.reply(), NULL);
+    fence(second.reply());
+
+    // The key is of another type.
+    assert_eq!(ask!(redis, "DEL", "k"), YES);
+    hold(&mut redis, "k");
+    let mut waiter = join(&server, "k", "waiter");
+    assert_eq!(ask!(redis, "DEL", "k"), YES);
+    fence(waiter.reply());
+    let mut waiter = join(&server, "k", "second");
+    pipe()
+        .atomic()
+        .cmd("DEL")
+        .arg("k")
+        .ignore()
+        .cmd("RPUSH")
+        .arg(&["k", "x"])
+        .ignore()
+        .query::<()>(&mut redis)
+        .unwrap();
+    assert_eq!(error(ask!(redis, "LOCK.RELEASE", "k", "second")), WRONGTYPE);
+    assert_eq!(waiter.reply(), NULL);
+    assert_eq!(gauge(&mut redis, "waiters"), 0);
+}
+
+#[test]
+fn an_owner_that_releases_elsewhere_keeps_its_place_here() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let mut waiter = join(&server, "k", "waiter");
+
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "other", "waiter"), NULL);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "another"), NO);
+
+    assert_eq!(queue(&mut redis, "k"), ["waiter"]);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
+    fence(waiter.reply());
+}
+
+#[test]
+fn client_unblock_ends_a_wait_with_null_or_an_error() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let works = may_be_unblocked(&mut redis);
+    for how in ["TIMEOUT", "ERROR"] {
+        hold(&mut redis, "k");
+        let mut waiter = join(&server, "k", "waiter");
+
+        let unblocked = ask!(redis, "CLIENT", "UNBLOCK", waiter.id, how);
+
+        if !works {
+            assert_eq!(unblocked, NO);
+            assert_eq!(queue(&mut redis, "k"), ["waiter"]);
+            assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "waiter"), NO);
+        } else {
+            assert_eq!(unblocked, YES);
+        }
+        match waiter.reply() {
+            Err(error) if works && how == "ERROR" => {
+                assert_eq!(error, "UNBLOCKED client unblocked via CLIENT UNBLOCK");
+            }
+            reply => assert_eq!(reply, NULL),
+        }
+        assert_never_granted(&mut redis, waiter);
+    }
+}
+
+#[test]
+fn a_waiter_whose_connection_ends_is_out_of_the_line() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let mut killed = join(&server, "k", "killed");
+    let closed = join(&server, "k", "closed");
+    let mut last = join(&server, "k", "last");
+
+    assert_eq!(ask!(redis, "CLIENT", "KILL", "ID", killed.id), YES);
+    eventually("the killed one is out", || {
+        queue(&mut redis, "k") == ["closed", "last"]
+    });
+    assert!(killed.is_closed());
+    drop(closed);
+    eventually("the closed one is out", || {
+        queue(&mut redis, "k") == ["last"]
+    });
+
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
+    fence(last.reply());
+    assert_eq!(gauge(&mut redis, "waiters_gone_total"), 2);
+    assert_eq!(gauge(&mut redis, "grants_taken_back_total"), 0);
+}
+
+#[test]
+fn when_all_but_the_last_of_a_hundred_are_killed_the_last_is_granted_at_once() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    assert_median(
+        "after the release, with 99 of 100 dead",
+        Duration::from_millis(50),
+        || {
+            hold(&mut redis, "k");
+            let mut processes: Vec<_> = (0..99)
+                .map(|n| {
+                    Command::new("redis-cli")
+                        .arg("-s")
+                        .arg(server.socket())
+                        .args([
+                            "LOCK.ACQUIRE",
+                            "k",
+                            &format!("{n}"),
+                            "60000",
+                            "WAIT",
+                            "60000",
+                        ])
+                        .stdout(Stdio::null())
+                        .spawn()
+                        .unwrap()
+                })
+                .collect();
+            eventually_wait(&mut redis, 99);
+            let mut last = join(&server, "k", "last");
+
+            for process in &mut processes {
+                process.kill().unwrap();
+            }
+            for process in &mut processes {
+                process.wait().unwrap();
+            }
+            let start = Instant::now();
+            assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
+            fence(last.reply());
+            let lateness = start.elapsed();
+            assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "last"), YES);
+            lateness
+        },
+    );
+}
+
+/// How many rounds the slow tests go: many more with LOCKKEEPER_TEST_LONG set.
+fn rounds(usual: usize, long: usize) -> usize {
+    match std::env::var_os("LOCKKEEPER_TEST_LONG") {
+        Some(_) => long,
+        None => usual,
+    }
+}
+
+/// "k" was granted to "first", whose connection was killed before it could be told; "second" waits.
+struct Doubt {
+    first: Waiter,
+    second: Waiter,
+}
+
+impl Doubt {
+    /// In one read of the server: the grant, the end of the connection that it goes to, and `then`, whose
+    /// answers `actor` gets next.
+    fn cast(server: &Server, redis: &mut Connection, actor: &mut Waiter, then: &[&str]) -> Doubt {
+        hold(redis, "k");
+        let [first, second] = ["first", "second"].map(|owner| join(server, "k", owner));
+        let mut act = pipe();
+        act.cmd("LOCK.RELEASE")
+            .arg(&["k", "holder"])
+            .cmd("CLIENT")
+            .arg(&["KILL", "ID"])
+            .arg(first.id);
+        if let Some((name, arguments)) = then.split_first() {
+            act.cmd(name).arg(arguments);
+        }
+        actor.send_all(&act);
+        Doubt { first, second }
+    }
+}
+
+#[test]
+fn a_grant_to_a_client_that_was_gone_goes_to_the_next() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let mut actor = Waiter::of(&server);
+    let count = rounds(200, 1_000);
+    for _ in 0..count {
+        let mut doubt = Doubt::cast(&server, &mut redis, &mut actor, &[]);
+
+        assert_eq!([actor.reply(), actor.reply()], [YES, YES]);
+        assert!(doubt.first.is_closed());
+        let fence = fence(doubt.second.reply());
+        assert_eq!(ask!(redis, "GET", "k"), text(lock_value(fence, "second")));
+        assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "second"), YES);
+    }
+    assert_eq!(gauge(&mut redis, "grants_taken_back_total"), count as i64);
+}
+
+#[test]
+fn a_grant_to_the_only_client_that_was_gone_frees_the_key() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let waiter = join(&server, "k", "waiter");
+
+    pipe()
+        .cmd("LOCK.RELEASE")
+        .arg(&["k", "holder"])
+        .ignore()
+        .cmd("CLIENT")
+        .arg(&["KILL", "ID"])
+        .arg(waiter.id)
+        .ignore()
+        .query::<()>(&mut redis)
+        .unwrap();
+
+    eventually("the key is free", || ask!(redis, "EXISTS", "k") == NO);
+    assert_eq!(gauge(&mut redis, "grants_taken_back_total"), 1);
+}
+
+#[test]
+fn a_grant_in_doubt_is_kept_when_its_owner_speaks_at_once() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let mut actor = Waiter::of(&server);
+    for _ in 0..rounds(100, 1_000) {
+        for spoken in ["LOCK.ACQUIRE", "LOCK.RENEW"] {
+            // As if the owner came back on a connection that is heard in the same turn of the loop.
+            let spoken = [spoken, "k", "first", "100000"];
+            let mut doubt = Doubt::cast(&server, &mut redis, &mut actor, &spoken);
+
+            assert_eq!([actor.reply(), actor.reply()], [YES, YES]);
+            let answer = number(actor.reply());
+            assert!(answer > 0, "{spoken:?}: {answer}");
+            // Whatever was to be taken back has been by now: a waiter of a later turn is served.
+            let mut hourglass = Waiter::of(&server);
+            hourglass.ask("k", "hourglass", LONG, 2);
+            assert_eq!(hourglass.reply(), NULL);
+            assert_eq!(owner(&mut redis, "k").as_deref(), Some("first"));
+            assert_eq!(queue(&mut redis, "k"), ["second"]);
+            assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "first"), YES);
+            fence(doubt.second.reply());
+            assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "second"), YES);
+        }
+    }
+    assert_eq!(gauge(&mut redis, "grants_taken_back_total"), 0);
+}
+
+#[test]
+fn of_the_owner_of_a_grant_in_doubt_and_the_next_in_line_exactly_one_is_told_yes() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let mut actor = Waiter::of(&server);
+    let mut returned = Waiter::of(&server);
+    let (mut to_first, mut to_second) = (0, 0);
+    for round in 0..1_000 {
+        let mut doubt = Doubt::cast(&server, &mut redis, &mut actor, &[]);
+
+        // The owner asks again on another connection, more or less before the grant is taken back.
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_micros(round % 50 * 2) {}
+        returned.send(redis::cmd("LOCK.ACQUIRE").arg(&["k", "first", "100000"]));
+
+        assert_eq!([actor.reply(), actor.reply()], [YES, YES]);
+        let answer = returned.reply();
+        if answer == NULL {
+            to_second += 1;
+            fence(doubt.second.reply());
+            assert_eq!(owner(&mut redis, "k").as_deref(), Some("second"));
+        } else {
+            to_first += 1;
+            fence(answer);
+            assert_eq!(owner(&mut redis, "k").as_deref(), Some("first"));
+            assert_eq!(queue(&mut redis, "k"), ["second"]);
+            assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "first"), YES);
+            fence(doubt.second.reply());
+        }
+        assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "second"), YES);
+        doubt.second.assert_no_more_replies();
+    }
+    println!("told yes: the owner {to_first} times, the next {to_second} times");
+    assert_eq!(gauge(&mut redis, "grants_taken_back_total"), to_second);
+    assert!(to_first > 0 && to_second > 0, "no race");
+}
+
+/// Rounds in which a wait ends and the lock is released at the same instant.
+struct Instants {
+    waiter: Waiter,
+    key: String,
+    /// How long after the waiter's question the release is sent; drifts to where both are as likely.
+    release_after: Duration,
+    granted: usize,
+    timed_out: usize,
+}
+
+const WAIT: Duration = Duration::from_millis(10);
+
+#[test]
+fn when_a_wait_ends_as_the_lock_is_released_there_is_one_answer_and_it_is_true() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let mut all: Vec<Instants> = (0..200)
+        .map(|n| Instants {
+            waiter: Waiter::of(&server),
+            key: format!("k{n}"),
+            release_after: WAIT,
+            granted: 0,
+            timed_out: 0,
+        })
+        .collect();
+    let mut holder = Waiter::of(&server);
+    for _ in 0..rounds(100, 1_000) {
+        for Instants { key, .. } in &all {
+            holder.send(redis::cmd("LOCK.ACQUIRE").arg(&[key, "holder", "600000"]));
+        }
+        for _ in &all {
+            fence(holder.reply());
+        }
+        let asked: Vec<Instant> = all
+            .iter_mut()
+            .map(|Instants { waiter, key, .. }| {
+                waiter.ask(key, "waiter", LONG, WAIT.as_millis() as i64);
+                Instant::now()
+            })
+            .collect();
+        for (
+            Instants {
+                key, release_after, ..
+            },
+            asked,
+        ) in all.iter().zip(asked)
+        {
+            // The one thing here that is timed is the coincidence.
+            std::thread::sleep((asked + *release_after).saturating_duration_since(Instant::now()));
+            holder.send(redis::cmd("LOCK.RELEASE").arg(&[key, "holder"]));
+        }
+        for instants in &mut all {
+            assert_eq!(holder.reply(), YES);
+            let reply = instants.waiter.reply();
+            let value = ask!(redis, "GET", &instants.key);
+            let step = Duration::from_micros(50);
+            if reply == NULL {
+                assert_eq!(value, NULL, "who got null does not own the key");
+                instants.timed_out += 1;
+                instants.release_after = instants.release_after.saturating_sub(step);
+            } else {
+                assert_eq!(value, text(lock_value(fence(reply), "waiter")));
+                instants.granted += 1;
+                instants.release_after += step;
+                let released = ask!(redis, "LOCK.RELEASE", &instants.key, "waiter");
+                assert_eq!(released, YES);
+            }
+        }
+    }
+    let granted: usize = all.iter().map(|instants| instants.granted).sum();
+    let timed_out: usize = all.iter().map(|instants| instants.timed_out).sum();
+    println!("granted {granted} times, timed out {timed_out} times");
+    assert!(
+        granted.min(timed_out) * 10 > granted + timed_out,
+        "no coincidence"
+    );
+    for mut instants in all {
+        instants.waiter.assert_no_more_replies();
+    }
+    assert_eq!(gauge(&mut redis, "waiters"), 0);
+}
