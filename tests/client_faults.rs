@@ -245,9 +245,31 @@ async fn a_slow_reply_is_counted_from_the_send() {
     let held = hold(&lockkeeper, "book", ms(6000)).await;
     let remaining = held.remaining();
     assert!(remaining < ms(6000 - 900 - 60), "{remaining:?}");
-    assert!(
-        remaining < Duration::from_millis(number(ask!(server.connect(), "PTTL", "book")) as u64)
+    let on_server = number(ask!(server.connect(), "PTTL", "book")) as u64;
+    assert!(remaining < ms(on_server));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_whose_reply_took_nine_tenths_of_the_ttl_is_renewed_first() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = through(&proxy);
+    assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
+    proxy.delay_replies(ms(900));
+    let acquire = tokio::spawn(
+        lockkeeper
+            .acquire("book")
+            .ttl(ms(1000))
+            .wait(ms(20_000))
+            .into_future(),
     );
+    eventually("it is granted unheard", || {
+        calls(&server, "lock.acquire") > 0
+    });
+    proxy.delay_replies(Duration::ZERO);
+    let held = soon(acquire).await.unwrap().unwrap().unwrap();
+    assert!(held.remaining() > ms(600), "{held:?}");
+    assert!(calls(&server, "lock.renew") > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -361,4 +383,54 @@ async fn a_refusal_keeps_the_words_of_the_server() {
     assert_eq!(refused("list").await, support::WRONGTYPE);
     ask!(redis, "CONFIG", "SET", "maxmemory", 1).unwrap();
     assert!(refused("book").await.starts_with("OOM "));
+}
+
+/// Everything that this program traced so far.
+fn traced() -> String {
+    static TRACED: std::sync::Mutex<Vec<u8>> = std::sync::Mutex::new(Vec::new());
+    static START: std::sync::Once = std::sync::Once::new();
+    struct Tape;
+    impl std::io::Write for Tape {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            TRACED.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    START.call_once(|| {
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(|| Tape);
+        subscriber
+            .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+            .init();
+    });
+    String::from_utf8(TRACED.lock().unwrap().clone()).unwrap()
+}
+
+#[tokio::test]
+async fn what_happens_to_a_lock_is_traced() {
+    traced();
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let held = hold(&through(&proxy), "traced", ms(600)).await;
+    proxy.cut();
+    assert_eq!(soon(held.lost()).await, Lost::Expired);
+    let traced = traced();
+    let line = |level: &str, says: &str| {
+        let about = |line: &&str| line.contains(level) && line.contains(says);
+        let found = traced
+            .lines()
+            .filter(|line| line.contains("key=traced"))
+            .find(about);
+        found.unwrap_or_else(|| panic!("no {says} in\n{traced}"))
+    };
+    let acquired = line("DEBUG", "acquired");
+    assert!(acquired.contains(&format!("owner={} fence={}", held.owner(), held.fence())));
+    assert!(line("WARN", "a renewal has failed").contains("error=the server cannot be reached"));
+    assert!(
+        line("ERROR", "the lock is lost").contains("lost=it could not be renewed before it ended")
+    );
 }

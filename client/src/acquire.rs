@@ -250,7 +250,8 @@ impl Acquire {
     }
 
     /// Waits in the server's queue, first come, first served, and returns within `wait` + 100 ms
-    /// whatever the server does. By default there is one try, which a third of the ttl bounds.
+    /// whatever the server does. By default there is one try, which ends within 2 s or a third of
+    /// the ttl, whichever is longer.
     pub fn wait(mut self, wait: Duration) -> Acquire {
         self.wait = Wait::For(wait);
         self

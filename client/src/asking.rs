@@ -19,6 +19,10 @@ use crate::wire;
 /// rest of the 100 ms in which `wait` returns is for a busy machine.
 const OVERTIME: Duration = Duration::from_millis(60);
 
+/// The least time for one try: a new connection over TLS to another continent takes most of it. A
+/// ttl may be shorter, since what was granted long ago is renewed before it is handed out.
+const LEAST_TRY: Duration = Duration::from_secs(1);
+
 /// The pause before a server that gave an error is asked again, doubled every time up to the
 /// second: a server that restarts needs seconds, a proxy that cut a connection needs none.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -81,8 +85,8 @@ impl<'a> Asking<'a> {
     /// None if the lock is busy for as long as the caller wants to wait.
     pub(crate) async fn answer(&mut self) -> Result<Option<Grant>, Error> {
         let limit = match self.request.wait {
-            // Two attempts: one whose reply got lost is asked again.
-            Wait::No => self.request.terms.attempt() * 2,
+            // Twice: one whose reply got lost is asked again.
+            Wait::No => self.try_limit() * 2,
             Wait::For(wait) => wait.saturating_add(OVERTIME),
             Wait::ForEver => Duration::MAX,
         };
@@ -135,6 +139,10 @@ impl<'a> Asking<'a> {
         }
     }
 
+    fn try_limit(&self) -> Duration {
+        self.request.terms.attempt().max(LEAST_TRY)
+    }
+
     async fn try_once(&mut self) -> Result<Option<Grant>, Error> {
         let Request {
             key,
@@ -150,10 +158,13 @@ impl<'a> Asking<'a> {
         let sent_at = clock::now();
         let ask = self
             .network
-            .ask(key, command, *min_replicas, terms.attempt());
+            .ask(key, command, *min_replicas, self.try_limit());
         let fence = settle(&mut self.in_doubt, ask, wire::fence).await?;
         self.trouble = None;
-        Ok(fence.map(|fence| Grant { fence, sent_at }))
+        match fence {
+            Some(fence) => self.fresh(Grant { fence, sent_at }).await,
+            None => Ok(None),
+        }
     }
 
     async fn wait_in_line(&mut self) -> Result<Option<Grant>, Error> {
@@ -174,21 +185,41 @@ impl<'a> Asking<'a> {
         let Some(fence) = settle(&mut self.in_doubt, wait, wire::fence).await? else {
             return Ok(None);
         };
-        // A grant was written by whoever handed it over, so what this connection could ask the
-        // replicas about would not tell of it.
-        if *min_replicas == 0 && !terms.is_stale(sent_at, clock::now()) {
-            return Ok(Some(Grant { fence, sent_at }));
+        let grant = Grant { fence, sent_at };
+        match min_replicas {
+            0 => self.fresh(grant).await,
+            // It was written by whoever handed it over, so what our connection could ask the
+            // replicas about would not tell of it.
+            _ => self.renewed(grant).await,
         }
-        // The lease began at a moment in the wait that nobody here saw: what can be counted on
-        // starts with a renewal.
-        self.in_doubt = true;
+    }
+
+    /// The lease of a grant began at some moment after it was asked for, that nobody here saw. If
+    /// that is long ago, what can be counted on starts with a renewal.
+    async fn fresh(&mut self, grant: Grant) -> Result<Option<Grant>, Error> {
+        if self.request.terms.is_stale(grant.sent_at, clock::now()) {
+            return self.renewed(grant).await;
+        }
+        Ok(Some(grant))
+    }
+
+    /// None if the grant has lapsed meanwhile.
+    async fn renewed(&mut self, grant: Grant) -> Result<Option<Grant>, Error> {
+        let Request {
+            key,
+            owner,
+            terms,
+            min_replicas,
+            ..
+        } = self.request;
         let command = wire::renew(key, owner, terms.ttl);
+        self.in_doubt = true;
         let sent_at = clock::now();
         let ask = self
             .network
             .ask(key, command, *min_replicas, terms.attempt());
         let answer = settle(&mut self.in_doubt, ask, wire::answer).await?;
-        Ok((answer == Answer::Yes).then_some(Grant { fence, sent_at }))
+        Ok((answer == Answer::Yes).then_some(Grant { sent_at, ..grant }))
     }
 }
 

@@ -1,0 +1,503 @@
+//! The helper reaches servers of every kind: with passwords, over TLS, behind Sentinel, in a
+//! cluster, and counts on replicas when it is asked to.
+
+mod support;
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use lockkeeper::{Error, Held, Lockkeeper, Lost, Released, Renewed};
+use support::client::{calls, hold, ms, open, soon};
+use support::{OK, Server, ask, eventually, number};
+use tempfile::TempDir;
+
+fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    match result {
+        Err(Error::Refused(text)) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn acquire(lockkeeper: &Lockkeeper, key: &str) -> Result<bool, Error> {
+    lockkeeper.acquire(key).await.map(|held| held.is_some())
+}
+
+/// Held, renewed and released: the whole way works.
+async fn works(server: &Server, lockkeeper: &Lockkeeper) {
+    let held = hold(lockkeeper, "book", ms(600)).await;
+    let renewals = calls(server, "lock.renew");
+    eventually("it is renewed", || calls(server, "lock.renew") > renewals);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+}
+
+fn free_port() -> String {
+    let probe = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    probe.local_addr().unwrap().port().to_string()
+}
+
+#[tokio::test]
+async fn a_unix_socket_is_reached() {
+    let server = Server::start();
+    let url = format!("unix://{}", server.socket().display());
+    works(&server, &Lockkeeper::open(url).unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_password_and_a_user_open_the_door_and_no_wider() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let user = ["ACL", "SETUSER", "clerk", "on", ">secret", "~book*"];
+    let rules = ["+lock.acquire", "+lock.renew", "+lock.release"];
+    let mut setup = redis::Cmd::new();
+    for word in user.into_iter().chain(rules) {
+        setup.arg(word);
+    }
+    setup.query::<()>(&mut redis).unwrap();
+
+    let url = format!("redis://clerk:secret@127.0.0.1:{}/", server.port());
+    let clerk = Lockkeeper::open(url).unwrap();
+    works(&server, &clerk).await;
+    assert!(refused(acquire(&clerk, "cash").await).starts_with("NOPERM "));
+    assert!(refused(clerk.info("book").await).starts_with("NOPERM "));
+
+    let url = format!("redis://clerk@127.0.0.1:{}/", server.port());
+    let builder = || Lockkeeper::builder(&url);
+    works(&server, &builder().password("secret").open().unwrap()).await;
+    let wrong = builder().password("guess").open().unwrap();
+    assert_eq!(
+        refused(acquire(&wrong, "book").await),
+        "authentication failed"
+    );
+
+    assert_eq!(
+        ask!(redis, "CONFIG", "SET", "requirepass", "open sesame"),
+        OK
+    );
+    assert!(refused(acquire(&open(&server), "book").await).starts_with("NOAUTH "));
+    let url = format!("redis://:open%20sesame@127.0.0.1:{}/", server.port());
+    let _held = hold(&Lockkeeper::open(url).unwrap(), "book", ms(600)).await;
+}
+
+/// An authority, and a server's certificate that it signed.
+fn certificates(dir: &Path) {
+    let openssl = |args: &str| {
+        let done = Command::new("openssl")
+            .args(args.split(' '))
+            .current_dir(dir)
+            .output()
+            .unwrap();
+        assert!(
+            done.status.success(),
+            "{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
+    };
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+    openssl(&format!(
+        "req -x509 {key} -days 2 -subj /CN=authority -keyout ca.key -out ca.crt"
+    ));
+    openssl(&format!(
+        "req {key} -subj /CN=server -keyout server.key -out server.csr"
+    ));
+    std::fs::write(
+        dir.join("names"),
+        "subjectAltName=DNS:localhost,IP:127.0.0.1",
+    )
+    .unwrap();
+    openssl(
+        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.crt",
+    );
+}
+
+#[tokio::test]
+async fn tls_with_an_authority_of_our_own() {
+    let dir = TempDir::new().unwrap();
+    certificates(dir.path());
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let port = free_port();
+    let server = Server::with(&[
+        "--tls-port",
+        &port,
+        "--tls-cert-file",
+        &file("server.crt"),
+        "--tls-key-file",
+        &file("server.key"),
+        "--tls-ca-cert-file",
+        &file("ca.crt"),
+        "--tls-auth-clients",
+        "optional",
+    ]);
+    let authority = std::fs::read(file("ca.crt")).unwrap();
+    for host in ["localhost", "127.0.0.1"] {
+        let url = format!("rediss://{host}:{port}/");
+        let trusting = Lockkeeper::builder(&url)
+            .root_ca(authority.clone())
+            .open()
+            .unwrap();
+        works(&server, &trusting).await;
+        let stranger = Lockkeeper::open(&url).unwrap();
+        let error = acquire(&stranger, "book").await.unwrap_err();
+        assert!(
+            matches!(error, Error::Unreachable(_)),
+            "not signed by anyone known: {error:?}"
+        );
+    }
+
+    let (certificate, key) = (
+        std::fs::read(file("server.crt")),
+        std::fs::read(file("server.key")),
+    );
+    ask!(server.connect(), "CONFIG", "SET", "tls-auth-clients", "yes").unwrap();
+    let url = format!("rediss://localhost:{port}/");
+    let builder = || Lockkeeper::builder(&url).root_ca(authority.clone());
+    assert!(acquire(&builder().open().unwrap(), "book").await.is_err());
+    let known = builder().client_certificate(certificate.unwrap(), key.unwrap());
+    works(&server, &known.open().unwrap()).await;
+}
+
+/// Three sentinels that watch one master, ended by pid when dropped.
+struct Sentinels {
+    _dir: TempDir,
+    processes: Vec<Child>,
+    url: String,
+}
+
+impl Sentinels {
+    fn watching(master: &Server) -> Sentinels {
+        let dir = TempDir::new().unwrap();
+        let ports: Vec<_> = (0..3).map(|_| free_port()).collect();
+        let start = |port: &String| {
+            let config = dir.path().join(port);
+            let text = format!(
+                "port {port}\nbind 127.0.0.1\ndir {}\n\
+                 sentinel monitor library 127.0.0.1 {} 2\n\
+                 sentinel down-after-milliseconds library 700\n\
+                 sentinel failover-timeout library 5000\n",
+                dir.path().display(),
+                master.port(),
+            );
+            std::fs::write(&config, text).unwrap();
+            let log = std::fs::File::create(config.with_extension("log")).unwrap();
+            let mut sentinel = Command::new("redis-server");
+            sentinel
+                .arg(config)
+                .arg("--sentinel")
+                .stdout(log)
+                .stdin(Stdio::null());
+            sentinel.spawn().unwrap()
+        };
+        let processes = ports.iter().map(start).collect();
+        let hosts: Vec<_> = ports
+            .iter()
+            .map(|port| format!("127.0.0.1:{port}"))
+            .collect();
+        for host in &hosts {
+            eventually("the sentinel knows the others and the replica", || {
+                let about = || -> Option<Vec<(String, String)>> {
+                    let client = redis::Client::open(format!("redis://{host}/")).unwrap();
+                    let mut redis = client.get_connection().ok()?;
+                    redis::cmd("SENTINEL")
+                        .arg("MASTER")
+                        .arg("library")
+                        .query(&mut redis)
+                        .ok()
+                };
+                let about = about().unwrap_or_default();
+                let says = |name: &str, value: &str| about.contains(&(name.into(), value.into()));
+                says("num-other-sentinels", "2") && says("num-slaves", "1")
+            });
+        }
+        let url = format!("redis+sentinel://{}/library", hosts.join(","));
+        Sentinels {
+            _dir: dir,
+            processes,
+            url,
+        }
+    }
+}
+
+impl Drop for Sentinels {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_survives_a_failover_by_sentinel() {
+    let mut master = Server::start();
+    let replica = Server::replica_of(&master);
+    let sentinels = Sentinels::watching(&master);
+    let lockkeeper = Lockkeeper::open(&sentinels.url).unwrap();
+    let held = hold(&lockkeeper, "book", ms(20_000)).await;
+    let waiting = tokio::spawn(lockkeeper.acquire("book").wait(ms(60_000)).into_future());
+    eventually("one waits", || waiters(&master) == Some(1));
+    let mut on_replica = replica.connect();
+    eventually("the replica has the lock", || {
+        ask!(on_replica, "EXISTS", "book") == support::YES
+    });
+
+    master.kill9();
+    eventually("the waiter waits at the replica, now the master", || {
+        waiters(&replica) == Some(1)
+    });
+    assert_eq!(held.renew().await, Ok(Renewed::Yes), "{held:?}");
+    assert_eq!(held.release().await, Ok(Released::Yes));
+    assert!(soon(waiting).await.unwrap().unwrap().is_some());
+    assert!(calls(&replica, "lock.renew") > 0);
+}
+
+/// How many wait at this server; none while it changes its role, when it closes connections.
+fn waiters(server: &Server) -> Option<u64> {
+    let url = format!("unix://{}", server.socket().display());
+    let mut redis = redis::Client::open(url).unwrap().get_connection().ok()?;
+    let info: String = redis::cmd("INFO")
+        .arg("lockkeeper")
+        .query(&mut redis)
+        .ok()?;
+    let waiters = info
+        .lines()
+        .find_map(|line| line.strip_prefix("lockkeeper_waiters:"))?;
+    waiters.parse().ok()
+}
+
+/// Three masters that share the slots.
+struct Cluster {
+    nodes: Vec<Server>,
+}
+
+impl Cluster {
+    fn start() -> Cluster {
+        let node =
+            |_| Server::with(&["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]);
+        let nodes: Vec<_> = (0..3).map(node).collect();
+        for (index, node) in nodes.iter().enumerate() {
+            let mut redis = node.connect();
+            let (first, last) = [(0, 5460), (5461, 10922), (10923, 16383)][index];
+            assert_eq!(ask!(redis, "CLUSTER", "ADDSLOTSRANGE", first, last), OK);
+            assert_eq!(
+                ask!(redis, "CLUSTER", "MEET", "127.0.0.1", nodes[0].port()),
+                OK
+            );
+        }
+        let cluster = Cluster { nodes };
+        for node in &cluster.nodes {
+            eventually("the node knows all slots", || {
+                let info: String = redis::cmd("CLUSTER")
+                    .arg("INFO")
+                    .query(&mut node.connect())
+                    .unwrap();
+                info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
+            });
+        }
+        cluster
+    }
+
+    fn open(&self) -> Lockkeeper {
+        // One node is enough to find the others.
+        Lockkeeper::open(format!(
+            "redis+cluster://127.0.0.1:{}",
+            self.nodes[0].port()
+        ))
+        .unwrap()
+    }
+
+    fn id(&self, node: usize) -> String {
+        redis::cmd("CLUSTER")
+            .arg("MYID")
+            .query(&mut self.nodes[node].connect())
+            .unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
+    let cluster = Cluster::start();
+    let lockkeeper = cluster.open();
+    let mut held: Vec<Held> = Vec::new();
+    for number in 0..30 {
+        held.push(hold(&lockkeeper, &format!("book:{number}"), ms(1500)).await);
+    }
+    for node in &cluster.nodes {
+        assert!(
+            number(ask!(node.connect(), "DBSIZE")) > 0,
+            "every node holds some"
+        );
+        eventually("it is renewed", || calls(node, "lock.renew") > 10);
+        let list: String = redis::cmd("CLIENT")
+            .arg("LIST")
+            .query(&mut node.connect())
+            .unwrap();
+        assert_eq!(list.matches(" name=lockkeeper:").count(), 1, "{list}");
+    }
+
+    // One lock is moved, with its slot and while somebody waits for it.
+    let (key, moved) = ("book:7", &held[7]);
+    let slot = number(ask!(cluster.nodes[0].connect(), "CLUSTER", "KEYSLOT", key));
+    let from = [5461, 10923, 16384]
+        .iter()
+        .position(|end| slot < *end)
+        .unwrap();
+    let to = (from + 1) % 3;
+    let (mut source, mut target) = (cluster.nodes[from].connect(), cluster.nodes[to].connect());
+    let waiting = tokio::spawn(lockkeeper.acquire(key).wait(ms(60_000)).into_future());
+    eventually("one waits", || waiters(&cluster.nodes[from]) == Some(1));
+
+    assert_eq!(
+        ask!(
+            target,
+            "CLUSTER",
+            "SETSLOT",
+            slot,
+            "IMPORTING",
+            cluster.id(from)
+        ),
+        OK
+    );
+    assert_eq!(
+        ask!(
+            source,
+            "CLUSTER",
+            "SETSLOT",
+            slot,
+            "MIGRATING",
+            cluster.id(to)
+        ),
+        OK
+    );
+    let port = cluster.nodes[to].port();
+    assert_eq!(ask!(source, "MIGRATE", "127.0.0.1", port, key, 0, 5000), OK);
+    assert_eq!(moved.renew().await, Ok(Renewed::Yes), "the source says ASK");
+    for node in 0..3 {
+        let mut redis = cluster.nodes[node].connect();
+        assert_eq!(
+            ask!(redis, "CLUSTER", "SETSLOT", slot, "NODE", cluster.id(to)),
+            OK
+        );
+    }
+    assert_eq!(
+        moved.renew().await,
+        Ok(Renewed::Yes),
+        "the source says MOVED"
+    );
+    eventually("the waiter moves too", || {
+        waiters(&cluster.nodes[to]) == Some(1)
+    });
+
+    tokio::time::sleep(ms(2000)).await;
+    for held in &held {
+        assert_eq!(held.loss(), None, "{held:?}");
+    }
+    assert_eq!(held.swap_remove(7).release().await, Ok(Released::Yes));
+    assert!(soon(waiting).await.unwrap().unwrap().is_some());
+}
+
+fn stop_process(server: &Server, signal: i32) {
+    // SAFETY: signals the server of this test, which runs until the test drops it.
+    assert_eq!(unsafe { libc::kill(server.pid() as i32, signal) }, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_counts_from_what_enough_replicas_acknowledged() {
+    let master = Server::start();
+    let replica = Server::replica_of(&master);
+    let lockkeeper = open(&master);
+    let safe = |key: &str| lockkeeper.acquire(key).ttl(ms(1500)).min_replicas(1);
+    let held = safe("book").await.unwrap().unwrap();
+    let alone = hold(&lockkeeper, "alone", ms(1500)).await;
+    let renewals = calls(&replica, "pexpireat");
+    eventually("it is renewed there", || {
+        calls(&replica, "pexpireat") > renewals + 2
+    });
+    assert_eq!(held.loss(), None);
+    assert_eq!(held.renew().await, Ok(Renewed::Yes));
+
+    stop_process(&replica, libc::SIGSTOP);
+    let lost = soon(held.lost()).await;
+    let text = refused(safe("other").ttl(ms(12_000)).await);
+    stop_process(&replica, libc::SIGCONT);
+    assert_eq!(
+        lost,
+        Lost::Expired,
+        "although the master has renewed it all the time"
+    );
+    assert_eq!(text, "NOREPLICAS 0 of 1 replicas acknowledged");
+    assert_eq!(alone.loss(), None, "nobody asked for replicas here");
+    drop(held);
+    eventually("what nobody got is released", || {
+        ask!(master.connect(), "EXISTS", "other") == support::NO
+    });
+    let two = safe("book").ttl(ms(12_000)).min_replicas(2).await;
+    assert_eq!(refused(two), "NOREPLICAS 1 of 2 replicas acknowledged");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_after_a_wait_is_acknowledged_too() {
+    let master = Server::start();
+    let replica = Server::replica_of(&master);
+    let lockkeeper = open(&master);
+    let held = hold(&lockkeeper, "book", ms(30_000)).await;
+    let waiting = lockkeeper.acquire("book").wait(ms(20_000)).min_replicas(1);
+    let waiting = tokio::spawn(waiting.into_future());
+    eventually("one waits", || waiters(&master) == Some(1));
+    assert_eq!(held.release().await, Ok(Released::Yes));
+    let held = soon(waiting).await.unwrap().unwrap().unwrap();
+    let value: String = redis::cmd("GET")
+        .arg("book")
+        .query(&mut replica.connect())
+        .unwrap();
+    assert!(value.ends_with(held.owner()), "{value}");
+}
+
+#[tokio::test]
+async fn a_replica_alone_refuses_at_once() {
+    let master = Server::start();
+    let replica = Server::replica_of(&master);
+    let asked = open(&replica).acquire("book").wait(Duration::from_secs(20));
+    assert!(refused(asked.await.map(|held| held.is_some())).starts_with("READONLY "));
+}
+
+#[test]
+fn an_application_needs_neither_libclang_nor_the_command_line() {
+    let tree = |features: &[&str]| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args([
+            "tree",
+            "--package",
+            "lockkeeper",
+            "--edges",
+            "normal,build",
+            "--prefix",
+            "none",
+        ]);
+        let output = cargo
+            .args(features)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let everything = tree(&["--all-features"]);
+    assert!(everything.contains("clap v") && everything.contains("rustls v"));
+    for unwanted in [
+        "bindgen ",
+        "clang-sys ",
+        "redis-module ",
+        "lockkeeper-module ",
+    ] {
+        assert!(!everything.contains(unwanted), "{everything}");
+    }
+    let bare = tree(&["--no-default-features"]);
+    for unwanted in ["clap ", "rustls ", "ring "] {
+        assert!(!bare.contains(unwanted), "{bare}");
+    }
+}
