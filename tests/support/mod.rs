@@ -118,16 +118,30 @@ pub fn eventually(what: impl Display, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The module as released, built anew if a source changed: nobody tests a stale one.
+/// The module as released.
 pub fn module() -> &'static Path {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
-    MODULE.get_or_init(|| build("lockkeeper-module", "liblockkeeper.so"))
+    MODULE.get_or_init(|| release().join("liblockkeeper.so"))
 }
 
 /// The command `lockkeeper` as released.
 pub fn command_line() -> &'static Path {
     static COMMAND: OnceLock<PathBuf> = OnceLock::new();
-    COMMAND.get_or_init(|| build("lockkeeper", "lockkeeper"))
+    COMMAND.get_or_init(|| release().join("lockkeeper"))
+}
+
+/// Where `make build` puts things. Builds anew what changed, so that nobody tests a stale module.
+fn release() -> PathBuf {
+    // Where this very test was built, whatever told cargo so.
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    // Both packages as `make build` does: one alone would be built with other features, and again.
+    let build = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--release", "--target-dir"])
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status();
+    assert!(build.unwrap().success(), "the release does not build");
+    target.join("release")
 }
 
 /// The library that lets a test move a server's clock.
@@ -150,19 +164,6 @@ fn movable_clock() -> &'static Path {
         fs::rename(new, &library).unwrap();
         library
     })
-}
-
-fn build(package: &str, file: &str) -> PathBuf {
-    // Where this very test was built, whatever told cargo so.
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let build = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--release", "--package", package])
-        .arg("--target-dir")
-        .arg(target)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status();
-    assert!(build.unwrap().success(), "{package} does not build");
-    target.join("release").join(file)
 }
 
 /// Runs the tests' own Python, which has redis-py; its standard output.
