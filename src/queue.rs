@@ -548,3 +548,6 @@ impl<C: Copy + Eq + Hash> Queue<C> {
         deadline.into_iter().chain(writing).min()
     }
 }
+
+#[cfg(test)]
+mod tests;
