@@ -5,7 +5,7 @@ mod support;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use redis::{Connection, pipe};
+use redis::{Connection, Value, pipe};
 use support::waiting::*;
 use support::*;
 
@@ -135,6 +135,35 @@ fn client_unblock_ends_a_wait_with_null_or_an_error() {
             reply => assert_eq!(reply, NULL),
         }
         assert_never_granted(&mut redis, waiter);
+    }
+}
+
+/// Redis 7.0 lets such a client go without any answer, and its next reply would be taken for it: its
+/// connection is closed instead. Later servers answer.
+#[test]
+fn client_unblock_in_the_turn_of_the_grant_leaves_nobody_unanswered() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    for how in ["TIMEOUT", "ERROR"] {
+        hold(&mut redis, "k");
+        let mut waiter = join(&server, "k", "waiter");
+        let mut same_turn = pipe();
+        same_turn.cmd("LOCK.RELEASE").arg("k").arg("holder");
+        same_turn
+            .cmd("CLIENT")
+            .arg("UNBLOCK")
+            .arg(waiter.id)
+            .arg(how);
+        same_turn.query::<Value>(&mut redis).unwrap();
+        let answer = waiter.reply();
+        if matches!(answer, Ok(Value::Int(_))) {
+            assert_eq!(owner(&mut redis, "k").as_deref(), Some("waiter"));
+        } else {
+            eventually("the grant is taken back", || {
+                ask!(redis, "LOCK.INFO", "k") == NULL
+            });
+        }
+        ask!(redis, "DEL", "k").unwrap();
     }
 }
 

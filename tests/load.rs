@@ -202,3 +202,34 @@ fn a_server_that_is_too_old_is_refused_with_a_sentence() {
     assert!(log.contains("version=6."), "{log}");
     assert!(said(&log).contains("7.0.5"), "{log}");
 }
+
+/// Redis 7.0 goes on calling a module that was refused, if it had asked to be told of events before.
+#[test]
+fn a_load_refused_for_a_bad_setting_leaves_the_server_alive_and_can_be_mended() {
+    let mut server = Setup::new().without_module().start();
+    let mut redis = server.connect();
+    let load = |redis: &mut Connection, waiters: &str| {
+        let path = module().to_str().unwrap();
+        ask!(
+            redis,
+            "MODULE",
+            "LOADEX",
+            path,
+            "CONFIG",
+            "lockkeeper.max-waiters",
+            waiters
+        )
+    };
+    error(load(&mut redis, "many"));
+    let ticks: u64 = info(&mut redis, "server", "uptime_in_seconds");
+    eventually("the server's cron has run", || {
+        info::<u64>(&mut redis, "server", "uptime_in_seconds") > ticks
+    });
+    assert!(server.is_running());
+
+    assert_eq!(load(&mut redis, "7"), OK);
+    assert_eq!(
+        info::<u64>(&mut redis, "lockkeeper", "lockkeeper_max_waiters"),
+        7
+    );
+}

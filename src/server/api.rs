@@ -845,8 +845,25 @@ extern "C" fn disconnected(
     client: *mut raw::RedisModuleBlockedClient,
 ) {
     let (ctx, client) = (Ctx::new(ctx), Blocked(client));
-    if guarded(&ctx, || super::waiting::gone(&ctx, client)) == Some(true) {
-        client.end(ptr::null_mut());
+    match guarded(&ctx, || super::waiting::gone(&ctx, client)) {
+        Some(true) => client.end(ptr::null_mut()),
+        Some(false) => {
+            let id = ClientId(api!(RedisModule_GetClientId(ctx.raw)));
+            guarded(&ctx, || super::waiting::gone_twice(&ctx, id));
+        }
+        None => {}
+    }
+}
+
+/// A client's connection: may be gone by the time it is used.
+#[derive(Clone, Copy)]
+pub struct ClientId(u64);
+
+impl Ctx {
+    /// Closes a connection, if it is still there. Not from a disconnect callback: the client may be
+    /// half freed.
+    pub fn close(&self, client: ClientId) {
+        api!(RedisModule_DeauthenticateAndCloseClient(self.raw, client.0));
     }
 }
 

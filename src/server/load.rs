@@ -46,9 +46,10 @@ pub fn load<'c>(ctx: &Ctx, args: impl Iterator<Item = &'c [u8]>) -> Result<(), R
     State::reset(ctx);
     ctx.declare_options();
     commands::register(ctx, debug)?;
-    ctx.subscribe()?;
     ctx.register_info()?;
     ctx.register_max_waiters(waiting::DEFAULT_MAX_WAITERS, waiting::MOST_MAX_WAITERS)?;
+    // Last of what can be refused: Redis 7.0 goes on telling a module that was not loaded.
+    ctx.subscribe()?;
     if ctx.may_evict() {
         ctx.log(
             Level::Warning,
@@ -74,12 +75,30 @@ fn refuse_old_server(version: i32) -> Result<(), Refused> {
     )))
 }
 
-/// Whether CLIENT UNBLOCK can be offered to those who wait: on 7.2 it crashes the server when it meets a
-/// grant.
-pub fn may_unblock(ctx: &Ctx) -> bool {
-    match ctx.valkey_version() {
-        Some(version) => !version.starts_with("7.2."),
-        None => ctx.server_version() >> 8 != 0x07_02,
+/// What CLIENT UNBLOCK does on this server to a client that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientUnblock {
+    Works,
+    /// Redis 7.0: a client that is granted its lock in the same turn of the loop is let go without any
+    /// answer, and would take the next reply for it.
+    MayLeaveUnanswered,
+    /// 7.2: the server crashes when it meets a grant. It is not offered there.
+    Crashes,
+}
+
+impl ClientUnblock {
+    pub fn on(ctx: &Ctx) -> ClientUnblock {
+        let is_7_2 = match ctx.valkey_version() {
+            Some(version) => version.starts_with("7.2."),
+            None => ctx.server_version() >> 8 == 0x07_02,
+        };
+        if is_7_2 {
+            ClientUnblock::Crashes
+        } else if ctx.server_version() < 0x07_02_00 {
+            ClientUnblock::MayLeaveUnanswered
+        } else {
+            ClientUnblock::Works
+        }
     }
 }
 

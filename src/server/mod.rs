@@ -19,6 +19,7 @@ use std::cell::RefMut;
 use crate::lock::Fences;
 use api::{Ctx, InfoCtx, MainThread};
 use info::Stats;
+use load::ClientUnblock;
 use waiting::Waiting;
 
 /// What the module remembers between two callbacks.
@@ -34,7 +35,7 @@ impl State {
     fn new(ctx: &Ctx) -> State {
         State {
             fences: Fences::starting(ctx.now()),
-            waiting: Waiting::new(load::may_unblock(ctx)),
+            waiting: Waiting::new(ClientUnblock::on(ctx)),
             stats: Stats::default(),
         }
     }

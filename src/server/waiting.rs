@@ -6,8 +6,9 @@
 //! by the monotonic clock, whatever became of the timer ([`cron`]).
 
 use super::State;
-use super::api::{Blocked, Ctx, Key, Kind, Parting, Refusal, Text, Timer};
+use super::api::{Blocked, ClientId, Ctx, Key, Kind, Parting, Refusal, Text, Timer};
 use super::info::Cause;
+use super::load::ClientUnblock;
 use crate::lock::{self, Fence, Owner, UnixMs};
 use crate::queue::{Grant, GrantId, MonoUs, Name, Queue, REFUSED_MS, Task, Wish};
 use crate::reply::{self, Reply};
@@ -29,19 +30,22 @@ pub struct Waiting {
     max_waiters: u64,
     /// The timer that is running, and when it is to fire.
     timer: Option<(Timer, MonoUs)>,
-    /// Redis 7.2 crashes when CLIENT UNBLOCK meets a grant; there it is not offered.
-    may_be_unblocked: bool,
+    client_unblock: ClientUnblock,
+    /// Clients that CLIENT UNBLOCK may have let go without an answer: their connections are closed, so
+    /// that they ask again.
+    unanswered: Vec<ClientId>,
     /// For tests: nobody is woken but by the cron.
     pub deaf: bool,
 }
 
 impl Waiting {
-    pub fn new(may_be_unblocked: bool) -> Waiting {
+    pub fn new(client_unblock: ClientUnblock) -> Waiting {
         Waiting {
             queue: Queue::default(),
             max_waiters: DEFAULT_MAX_WAITERS,
             timer: None,
-            may_be_unblocked,
+            client_unblock,
+            unanswered: vec![],
             deaf: false,
         }
     }
@@ -78,19 +82,20 @@ pub fn wait(ctx: &Ctx, name: Text, request: &Acquire, ends_at: Option<UnixMs>) -
         wait_ms,
     } = *request;
     if !ctx.can_block() {
+        State::get(ctx).stats.refusals += 1;
         return Reply::Null;
     }
     let name = name.in_db(ctx.db());
-    let may_be_unblocked = {
+    let client_unblock = {
         let State { waiting, stats, .. } = &mut *State::get(ctx);
         let full = waiting.queue.waiters() as u64 >= waiting.max_waiters;
         if full && !waiting.queue.waits(&name, owner) {
             stats.queue_full += 1;
             return reply::queue_full(waiting.max_waiters);
         }
-        waiting.may_be_unblocked
+        waiting.client_unblock
     };
-    let client = ctx.block(may_be_unblocked);
+    let client = ctx.block(client_unblock != ClientUnblock::Crashes);
     let now = ctx.clocks();
     let earlier = {
         let queue = &mut State::get(ctx).waiting.queue;
@@ -194,6 +199,10 @@ pub fn cron(ctx: &Ctx) {
 
 /// Does what is due, and sees to it that the timer fires for what is due next.
 fn work(ctx: &Ctx) {
+    let unanswered = std::mem::take(&mut State::get(ctx).waiting.unanswered);
+    for client in unanswered {
+        ctx.close(client);
+    }
     let may_write = !ctx.must_not_write();
     let tasks = State::get(ctx)
         .waiting
@@ -336,6 +345,19 @@ pub fn gone(ctx: &Ctx, client: Blocked) -> bool {
     waited
 }
 
+/// A client that we had unblocked already is being let go by somebody else: it is gone, or CLIENT UNBLOCK
+/// has met our answer.
+pub fn gone_twice(ctx: &Ctx, client: ClientId) {
+    {
+        let waiting = &mut State::get(ctx).waiting;
+        if waiting.client_unblock != ClientUnblock::MayLeaveUnanswered {
+            return;
+        }
+        waiting.unanswered.push(client);
+    }
+    rearm(ctx);
+}
+
 /// Lets a client go that was just blocked.
 pub fn dismiss(ctx: &Ctx, client: Blocked, reply: Reply) {
     State::get(ctx).waiting.queue.leave(client);
@@ -378,7 +400,11 @@ fn rearm(ctx: &Ctx) {
     let now = ctx.clocks().mono;
     let (late, due) = {
         let waiting = &mut State::get(ctx).waiting;
-        match (waiting.timer, waiting.queue.next_due()) {
+        let due = match waiting.unanswered.is_empty() {
+            true => waiting.queue.next_due(),
+            false => Some(now),
+        };
+        match (waiting.timer, due) {
             (Some((_, at)), Some(due)) if at <= due => return,
             (None, None) => return,
             (_, due) => (waiting.timer.take(), due),
