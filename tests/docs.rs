@@ -1,0 +1,124 @@
+//! What the README shows is what happens: every session in it is run, every name in it exists.
+
+mod support;
+
+use std::process::Command;
+
+use support::Server;
+
+const README: &str = include_str!("../README.md");
+
+/// The fenced blocks of one language.
+fn blocks(language: &str) -> Vec<&'static str> {
+    let fence = format!("```{language}\n");
+    README
+        .split(&fence)
+        .skip(1)
+        .filter_map(|rest| rest.split("\n```").next())
+        .collect()
+}
+
+/// A long number is a fence or a clock's: another one will do.
+fn without_long_numbers(text: &str) -> String {
+    let mut kept = String::new();
+    let mut digits = String::new();
+    for char in text.chars().chain([' ']) {
+        if char.is_ascii_digit() {
+            digits.push(char);
+        } else {
+            kept.push_str(if digits.len() == 16 && !digits.starts_with('9') {
+                "N"
+            } else {
+                &digits
+            });
+            digits.clear();
+            kept.push(char);
+        }
+    }
+    kept.trim_end().to_owned()
+}
+
+#[test]
+fn every_session_in_the_readme_happens_as_shown() {
+    let sessions = blocks("redis");
+    assert!(sessions.len() >= 2, "the README has lost its sessions");
+    for session in sessions {
+        let server = Server::start();
+        let mut commands = 0;
+        for exchange in session.trim_start_matches("> ").split("\n> ") {
+            let (command, expected) = exchange
+                .split_once('\n')
+                .expect("a reply below each command");
+            let output = Command::new("sh")
+                .args([
+                    "-c",
+                    &format!(
+                        "redis-cli --no-raw -s '{}' {command}",
+                        server.socket().display()
+                    ),
+                ])
+                .output()
+                .expect("redis-cli runs");
+            let reply = String::from_utf8(output.stdout).expect("redis-cli prints text");
+            let (reply, expected) = (without_long_numbers(&reply), without_long_numbers(expected));
+            // Milliseconds have passed between two commands of a person, and of a test.
+            let (reply, expected) = (in_time(&reply), in_time(&expected));
+            assert_eq!(reply, expected, "{command}");
+            commands += 1;
+        }
+        assert!(commands > 1);
+    }
+}
+
+/// What is left of a ttl of 30 s, and how long it has been held, within the 10 s that a test may take.
+fn in_time(reply: &str) -> String {
+    let lines = reply
+        .lines()
+        .map(|line| match line.rsplit_once("(integer) ") {
+            Some((place, number)) if (20_000..=30_000).contains(&number.parse().unwrap_or(0)) => {
+                format!("{place}(integer) 30000")
+            }
+            Some((place @ " 6) ", number))
+                if number.parse().is_ok_and(|held: u64| held < 10_000) =>
+            {
+                format!("{place}(integer) 0")
+            }
+            _ => line.to_owned(),
+        });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_readme_names_exactly_the_fields_of_info() {
+    let server = Server::start();
+    let info: String = redis::cmd("INFO")
+        .arg("lockkeeper")
+        .query(&mut server.connect())
+        .unwrap();
+    let shown: Vec<&str> = info
+        .lines()
+        .filter_map(|line| line.strip_prefix("lockkeeper_")?.split(':').next())
+        .collect();
+    assert!(shown.len() > 15, "{info}");
+    let operations = README
+        .split("## Operations")
+        .nth(1)
+        .expect("a chapter on operations");
+    let paragraph = operations
+        .trim_start()
+        .split("\n\n")
+        .next()
+        .expect("a paragraph");
+    let named: Vec<&str> = paragraph
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|name| *name != "INFO lockkeeper" && *name != "lockkeeper_")
+        .collect();
+    for field in &shown {
+        assert!(named.contains(field), "the README does not name {field}");
+    }
+    for name in &named {
+        assert!(shown.contains(name), "INFO does not show {name}");
+    }
+}
