@@ -93,6 +93,8 @@ pub struct Grant<C> {
     place: Place<C>,
     pub id: GrantId,
     pub ends_at: UnixMs,
+    /// Where the key ended before, as far as the last look could tell.
+    ended_at: Option<UnixMs>,
 }
 
 /// Which grant: what a key holds after it, and nothing else ever does.
@@ -358,7 +360,8 @@ impl<C: Copy + Eq + Hash> Queue<C> {
         now: Now,
         fences: &mut Fences,
     ) -> Option<Grant<C>> {
-        let ticket = *self.lines.get(name)?.order.first()?;
+        let line = self.lines.get(name)?;
+        let (ticket, ended_at) = (*line.order.first()?, line.ends_at);
         let place = self.remove(ticket)?;
         let fence = fences.next(now.wall, replaced);
         let id = GrantId {
@@ -379,6 +382,7 @@ impl<C: Copy + Eq + Hash> Queue<C> {
             place,
             id,
             ends_at,
+            ended_at,
         })
     }
 
@@ -388,6 +392,9 @@ impl<C: Copy + Eq + Hash> Queue<C> {
         self.forget(&grant.id);
         let name = Rc::clone(&grant.place.name);
         self.insert(grant.ticket, grant.place);
+        if let Some(line) = self.lines.get_mut(&name) {
+            line.ends_at = grant.ended_at;
+        }
         self.rest(&name, now);
     }
 
@@ -455,7 +462,7 @@ impl<C: Copy + Eq + Hash> Queue<C> {
         !self.undelivered.is_empty()
     }
 
-    /// No grant of ours counts any more: another server is master.
+    /// No grant will be taken back: another server is master, or the module is about to go.
     pub fn forget_grants(&mut self) {
         self.undelivered.clear();
     }

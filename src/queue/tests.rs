@@ -1005,3 +1005,14 @@ fn a_key_that_ended_by_itself_has_expired_and_any_other_was_deleted() {
     queue.held(&name(0), None, START);
     assert!(!queue.has_expired(&name(0), later(9)));
 }
+
+#[test]
+fn a_refused_grant_leaves_it_as_it_was_that_the_key_has_expired() {
+    let mut queue = one_waits();
+    queue.held(&name(0), Some(UnixMs(START.wall.0 - 1)), START);
+    let grant = queue
+        .next(&name(0), None, START, &mut Fences::starting(START.wall))
+        .unwrap();
+    queue.put_back(grant, START);
+    assert!(queue.has_expired(&name(0), START.wall));
+}

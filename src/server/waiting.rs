@@ -369,16 +369,18 @@ pub fn max_waiters(ctx: &Ctx) -> u64 {
     State::get(ctx).waiting.max_waiters
 }
 
-/// Sets `lockkeeper.max-waiters`. At 0 all who wait are answered null and the timer stops, so that the
-/// module can be unloaded.
+/// Sets `lockkeeper.max-waiters`. At 0 all who wait are answered null and no timer runs any more, so that
+/// the module can be unloaded; a grant in doubt that the server does not let us take back is left to its
+/// ttl.
 pub fn set_max_waiters(ctx: &Ctx, number: u64) {
     let leaving = {
         let waiting = &mut State::get(ctx).waiting;
         waiting.max_waiters = number;
-        match number {
-            0 => waiting.queue.leave_all(None),
-            _ => vec![],
+        if number > 0 {
+            return;
         }
+        waiting.queue.forget_grants();
+        waiting.queue.leave_all(None)
     };
     for client in leaving {
         client.unblock(Parting {
