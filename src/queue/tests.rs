@@ -555,19 +555,24 @@ impl Sim {
             let Some((grant, ends_at)) = grant else {
                 continue;
             };
+            let value = self.value(key);
+            let carried = value.is_some_and(|(value, _)| grant.is_carried_by(&value));
             if !alive {
                 self.see("gone before it was told");
                 self.queue.take_back_at(&grant, self.now.mono);
+                let spoke = self.spots[key].holder.is_some();
+                let doubted = self.queue.undelivered_mut(&grant);
+                let doubted = doubted.is_some_and(|doubted| doubted.take_back_at.is_some());
+                assert!(doubted || spoke || void || !carried, "nobody's, and kept");
                 continue;
             }
             self.see("told");
             self.queue.forget(&grant);
-            match self.value(key) {
-                Some((value, _)) if grant.is_carried_by(&value) => self.believe(key, owner),
-                _ => assert!(
-                    void || ends_at < self.now.wall,
-                    "taken from a client that is told yes"
-                ),
+            if carried {
+                self.believe(key, owner);
+            } else {
+                let over = void || ends_at < self.now.wall;
+                assert!(over, "taken from a client that is told yes");
             }
         }
     }
