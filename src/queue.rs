@@ -505,9 +505,10 @@ impl<C: Copy + Eq + Hash> Queue<C> {
                 }));
             }
         }
-        while let Some((at, name)) = self.looks.first().cloned()
-            && at <= now
-        {
+        for _ in 0..ROUND_KEYS {
+            let Some((_, name)) = self.looks.first().filter(|(at, _)| *at <= now).cloned() else {
+                break;
+            };
             self.set_look(&name, None);
             tasks.push(Task::Look(name));
         }

@@ -43,12 +43,6 @@ pub struct Ctx {
     blocked: Cell<Option<Blocked>>,
 }
 
-/// How much a line in the server's log matters.
-#[derive(Clone, Copy)]
-pub enum Level {
-    Warning,
-}
-
 impl Ctx {
     fn new(raw: *mut raw::RedisModuleCtx) -> Ctx {
         Ctx {
@@ -70,17 +64,15 @@ impl Ctx {
         }
     }
 
-    /// Writes a line into the server's log.
-    pub fn log(&self, level: Level, line: &str) {
-        let level = match level {
-            Level::Warning => raw::REDISMODULE_LOGLEVEL_WARNING.as_ptr(),
-        };
+    /// Writes a warning into the server's log.
+    pub fn warn(&self, line: &str) {
+        let level = raw::REDISMODULE_LOGLEVEL_WARNING.as_ptr().cast();
         // The line is an argument of "%s": in the format's place a percent sign in it would be read
         // as a directive.
         let line = CString::new(line.replace('\0', "\\0")).unwrap_or_default();
         api!(RedisModule_Log(
             self.raw,
-            level.cast(),
+            level,
             c"%s".as_ptr(),
             line.as_ptr()
         ));
@@ -275,6 +267,13 @@ pub struct Text<'c> {
 }
 
 impl<'c> Text<'c> {
+    fn new(raw: *mut raw::RedisModuleString) -> Text<'c> {
+        Text {
+            raw,
+            lives: PhantomData,
+        }
+    }
+
     /// The key of this name in a database.
     pub fn in_db(self, db: i32) -> Name {
         Name {
@@ -299,21 +298,12 @@ impl<'c> Args<'c> {
     /// The key: the first argument.
     pub fn key(&self) -> Result<Text<'c>, BadRequest<'c>> {
         let raw = self.0.get(1).ok_or(BadRequest::WrongCount)?;
-        Ok(Text {
-            raw: *raw,
-            lives: PhantomData,
-        })
+        Ok(Text::new(*raw))
     }
 
     /// The arguments from this place on; the command's name is at 0.
     pub fn from(&self, place: usize) -> impl Iterator<Item = &'c [u8]> + use<'c> {
-        self.0.iter().skip(place).map(|raw| {
-            Text {
-                raw: *raw,
-                lives: PhantomData,
-            }
-            .bytes()
-        })
+        self.0.iter().skip(place).map(|raw| Text::new(*raw).bytes())
     }
 }
 
@@ -396,10 +386,7 @@ pub struct OwnedText<'c> {
 
 impl OwnedText<'_> {
     pub fn text(&self) -> Text<'_> {
-        Text {
-            raw: self.raw,
-            lives: PhantomData,
-        }
+        Text::new(self.raw)
     }
 }
 
@@ -452,7 +439,7 @@ fn guarded<R>(ctx: &Ctx, body: impl FnOnce() -> R) -> Option<R> {
                 .copied()
                 .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
                 .unwrap_or("no message");
-            ctx.log(Level::Warning, &format!("panic, please report it: {what}"));
+            ctx.warn(&format!("panic, please report it: {what}"));
         })
         .ok()
 }
@@ -914,7 +901,8 @@ extern "C" fn fired(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
 
 /// Why the server refuses a write that no client asked for.
 pub enum Refusal {
-    /// This node of the cluster does not serve the key, or nothing at present.
+    /// This node of the cluster does not serve the key, or nothing at present. There is no code word
+    /// for it, but of all refusals only these speak of a cluster.
     NotHere,
     /// READONLY, NOREPLICAS, MISCONF … may pass.
     NotNow,
@@ -947,19 +935,18 @@ impl Ctx {
     }
 
     fn called(&self, reply: *mut raw::RedisModuleCallReply) -> Result<(), Refusal> {
-        let why = io::Error::last_os_error().raw_os_error();
         if reply.is_null() {
             return Err(Refusal::NotNow);
         }
-        let refused =
-            api!(RedisModule_CallReplyType(reply)) as isize == raw::REDISMODULE_REPLY_ERROR;
+        let kind = api!(RedisModule_CallReplyType(reply)) as isize;
         let text = self.reply_text(reply);
         api!(RedisModule_FreeCallReply(reply));
-        match (refused, why) {
-            (false, _) => Ok(()),
-            (true, Some(EPERM | EROFS | ENETDOWN)) => Err(Refusal::NotHere),
-            (true, _) if text.contains("cluster") => Err(Refusal::NotHere),
-            (true, _) => Err(Refusal::NotNow),
+        match kind {
+            raw::REDISMODULE_REPLY_ERROR if text.to_ascii_lowercase().contains("cluster") => {
+                Err(Refusal::NotHere)
+            }
+            raw::REDISMODULE_REPLY_ERROR => Err(Refusal::NotNow),
+            _ => Ok(()),
         }
     }
 
@@ -992,12 +979,6 @@ impl Ctx {
         rules
     }
 }
-
-/// The error numbers of a cluster's refusal, on Linux: another node's slot, a cluster that is down and
-/// read-only, a cluster that is down.
-const EPERM: i32 = 1;
-const EROFS: i32 = 30;
-const ENETDOWN: i32 = 100;
 
 /// Where INFO is written.
 pub struct InfoCtx {
@@ -1073,6 +1054,13 @@ fn detached() -> Ctx {
     Ctx::new(DETACHED.load(Ordering::Relaxed))
 }
 
+fn free_detached() {
+    let detached = DETACHED.swap(ptr::null_mut(), Ordering::Relaxed);
+    if !detached.is_null() {
+        api!(RedisModule_FreeThreadSafeContext(detached));
+    }
+}
+
 extern "C" fn get_max_waiters(_: *const c_char, _: *mut c_void) -> c_longlong {
     let ctx = detached();
     guarded(&ctx, || super::waiting::max_waiters(&ctx)).map_or(0, u64::cast_signed)
@@ -1097,12 +1085,11 @@ extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
     let ctx = Ctx::new(ctx);
     match guarded(&ctx, || super::load::unload(&ctx)) {
         Some(Ok(())) => {
-            let detached = DETACHED.swap(ptr::null_mut(), Ordering::Relaxed);
-            api!(RedisModule_FreeThreadSafeContext(detached));
+            free_detached();
             OK
         }
         Some(Err(Refused(why))) => {
-            ctx.log(Level::Warning, &why);
+            ctx.warn(&why);
             ERR
         }
         None => ERR,
@@ -1136,19 +1123,13 @@ extern "C" fn RedisModule_OnLoad(
             Ok(count @ 1..) => unsafe { slice::from_raw_parts(argv, count) },
             _ => &[],
         };
-        let args = args.iter().map(|raw| {
-            Text {
-                raw: *raw,
-                lives: PhantomData,
-            }
-            .bytes()
-        });
-        super::load::load(&ctx, args)
+        let args = args.iter().map(|raw| Text::new(*raw).bytes());
+        super::load::load(&ctx, args).inspect_err(|_| free_detached())
     });
     match loaded {
         Some(Ok(())) => OK,
         Some(Err(Refused(why))) => {
-            ctx.log(Level::Warning, &why);
+            ctx.warn(&why);
             ERR
         }
         None => ERR,

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use super::api::{Ctx, Level, Refused};
+use super::api::{Ctx, Refused};
 use super::{State, commands, waiting};
 
 /// Name of the module: in MODULE LIST, of its section in INFO, and before the dot of its settings.
@@ -51,9 +51,7 @@ pub fn load<'c>(ctx: &Ctx, args: impl Iterator<Item = &'c [u8]>) -> Result<(), R
     // Last of what can be refused: Redis 7.0 goes on telling a module that was not loaded.
     ctx.subscribe()?;
     if ctx.may_evict() {
-        ctx.log(
-            Level::Warning,
-            "maxmemory-policy lets the server evict keys, and an evicted lock is free while its owner \
+        ctx.warn("maxmemory-policy lets the server evict keys, and an evicted lock is free while its owner \
              works: set maxmemory-policy noeviction on a server that keeps locks",
         );
     }
