@@ -7,6 +7,7 @@
 #![allow(dead_code, unused_imports, unused_macros)]
 
 pub mod client;
+pub mod cluster;
 pub mod proxy;
 pub mod stream;
 pub mod waiting;

@@ -1,0 +1,148 @@
+//! One lost wake-up does not lock a key for ever: whatever was missed is mended within a second.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::waiting::*;
+use support::*;
+
+const A_SECOND: Duration = Duration::from_secs(1);
+
+const HOUR_MS: i64 = 3_600_000;
+
+#[test]
+fn a_waiter_whom_no_wake_up_reaches_is_served_within_a_second() {
+    let server = Setup::new().module_arg("enable-debug-command").start();
+    let mut redis = server.connect();
+    let mut waiter = Waiter::of(&server);
+    let mut served_after = |what: &str, ttl: i64, deed: &[&str]| {
+        assert_median(&format!("deaf, after {what}"), A_SECOND, || {
+            fence(ask!(redis, "LOCK.ACQUIRE", "k", "holder", ttl));
+            assert_eq!(ask!(redis, "LOCK.DEBUG", "DEAF"), YES);
+            waiter.ask("k", "waiter", LONG, LONG);
+            if !deed.is_empty() {
+                eventually_wait(&mut redis, 1);
+                ask!(redis, deed).unwrap();
+            }
+            let start = Instant::now();
+            fence(waiter.reply());
+            let lateness = start.elapsed();
+            // Until now the cron has not served anybody by chance, and now nobody waits.
+            assert_eq!(ask!(redis, "LOCK.DEBUG", "HEAR"), YES);
+            assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "waiter"), YES);
+            lateness
+        });
+    };
+    served_after("the end of a lease", 1, &[]);
+    served_after("a release", LONG, &["LOCK.RELEASE", "k", "holder"]);
+    served_after("a deletion", LONG, &["DEL", "k"]);
+}
+
+#[test]
+fn a_wait_ends_within_a_second_of_its_end_though_no_timer_fires() {
+    let server = Setup::new().module_arg("enable-debug-command").start();
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    assert_eq!(ask!(redis, "LOCK.DEBUG", "DEAF"), YES);
+    let mut waiter = Waiter::of(&server);
+
+    assert_median("deaf, after WAIT 20", A_SECOND, || {
+        let start = Instant::now();
+        waiter.ask("k", "waiter", LONG, 20);
+        assert_eq!(waiter.reply(), NULL);
+        start.elapsed()
+    });
+}
+
+#[test]
+fn a_clock_that_steps_an_hour_back_strands_nobody() {
+    let server = Setup::new().clock_ms(0).start();
+    let mut redis = server.connect();
+    for key in ["released", "deleted", "shortened"] {
+        hold(&mut redis, key);
+    }
+    let mut line = ["released", "deleted", "shortened"].map(|key| join(&server, key, "waiter"));
+    let mut hasty = Waiter::of(&server);
+    hasty.ask("released", "hasty", LONG, 1_000);
+    eventually_wait(&mut redis, 4);
+    let asked = Instant::now();
+
+    server.set_clock_ms(-HOUR_MS);
+
+    let start = Instant::now();
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "released", "holder"), YES);
+    assert_eq!(ask!(redis, "DEL", "deleted"), YES);
+    assert_eq!(ask!(redis, "PEXPIRE", "shortened", 50), YES);
+    for waiter in &mut line {
+        fence(waiter.reply());
+    }
+    assert!(
+        start.elapsed() < A_SECOND + A_SECOND,
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(hasty.reply(), NULL);
+    let waited = asked.elapsed();
+    assert!((A_SECOND / 2..3 * A_SECOND).contains(&waited), "{waited:?}");
+
+    // And all is as it was before for those who come now.
+    let mut next = Waiter::of(&server);
+    next.ask("deleted", "next", LONG, LONG);
+    eventually_wait(&mut redis, 1);
+    assert_eq!(ask!(redis, "DEL", "deleted"), YES);
+    fence(next.reply());
+}
+
+#[test]
+fn a_lease_that_ends_after_the_clock_stepped_back_goes_to_the_next_by_the_new_clock() {
+    let server = Setup::new().clock_ms(HOUR_MS).start();
+    let mut redis = server.connect();
+    fence(ask!(redis, "LOCK.ACQUIRE", "k", "holder", 2_000));
+    let mut waiter = join(&server, "k", "waiter");
+
+    // Back, and forth again: the lease ends when the server says that it has ended.
+    server.set_clock_ms(0);
+    let left = number(ask!(redis, "PTTL", "k"));
+    assert!(left > HOUR_MS / 2, "{left}");
+    let mut hourglass = Waiter::of(&server);
+    hourglass.ask("k", "hourglass", LONG, 300);
+    assert_eq!(hourglass.reply(), NULL);
+    assert_eq!(queue(&mut redis, "k"), ["waiter"]);
+    server.set_clock_ms(HOUR_MS);
+
+    let start = Instant::now();
+    fence(waiter.reply());
+    assert!(start.elapsed() < 4 * A_SECOND, "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_clock_that_steps_an_hour_ahead_ends_the_leases_and_strands_nobody() {
+    let server = Setup::new().clock_ms(0).start();
+    let mut redis = server.connect();
+    fence(ask!(redis, "LOCK.ACQUIRE", "ends", "holder", HOUR_MS / 2));
+    fence(ask!(redis, "LOCK.ACQUIRE", "lasts", "holder", 2 * HOUR_MS));
+    let mut first = join(&server, "ends", "waiter");
+    let mut second = join(&server, "lasts", "waiter");
+    let mut hasty = Waiter::of(&server);
+    hasty.ask("lasts", "hasty", LONG, 1_000);
+    eventually_wait(&mut redis, 3);
+    let asked = Instant::now();
+
+    server.set_clock_ms(HOUR_MS);
+
+    let start = Instant::now();
+    fence(first.reply());
+    assert!(
+        start.elapsed() < A_SECOND + A_SECOND,
+        "{:?}",
+        start.elapsed()
+    );
+    // A wait is counted by a clock that nobody can step.
+    assert_eq!(hasty.reply(), NULL);
+    let waited = asked.elapsed();
+    assert!((A_SECOND / 2..3 * A_SECOND).contains(&waited), "{waited:?}");
+    assert_eq!(queue(&mut redis, "lasts"), ["waiter"]);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "lasts", "holder"), YES);
+    fence(second.reply());
+}

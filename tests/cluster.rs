@@ -1,0 +1,182 @@
+//! Locks in a cluster: a slot that moves while clients wait for a key of it never has two owners for it,
+//! and those who wait find their way to the new node.
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};
+use std::thread;
+
+use redis::cluster::ClusterClient;
+use support::cluster::{Cluster, node_id, slot_of};
+use support::waiting::*;
+use support::*;
+
+const TRY_AGAIN: &str =
+    "TRYAGAIN the slot of this key is served elsewhere or not at all, ask the cluster again";
+
+/// In the first half of the slots: on the first of two nodes.
+const KEY: &str = "b";
+
+#[test]
+fn those_who_wait_for_a_key_that_moves_are_told_to_try_again_and_wait_on_the_new_node() {
+    let cluster = Cluster::start(2);
+    let [source, target] = &cluster.nodes[..] else {
+        unreachable!()
+    };
+    let (mut at_source, mut at_target) = (source.connect(), target.connect());
+    let slot = slot_of(&mut at_source, KEY);
+    hold(&mut at_source, KEY);
+    let mut line = ["first", "second"].map(|owner| join(source, KEY, owner));
+    let value = ask!(at_source, "GET", KEY);
+
+    cluster.move_slot(slot, 0, 1);
+
+    for waiter in &mut line {
+        assert_eq!(error(waiter.reply()), TRY_AGAIN);
+    }
+    assert_eq!(gauge(&mut at_source, "waiters"), 0);
+    assert_eq!(ask!(at_source, "DBSIZE"), NO, "nothing was granted there");
+    assert_eq!(ask!(at_target, "GET", KEY), value);
+    let moved = error(ask!(at_source, "LOCK.ACQUIRE", KEY, "first", LONG));
+    assert!(moved.starts_with("MOVED "), "{moved}");
+    let mut first = join(target, KEY, "first");
+    assert_eq!(ask!(at_target, "LOCK.RELEASE", KEY, "holder"), YES);
+    fence(first.reply());
+}
+
+#[test]
+fn those_who_wait_for_a_key_whose_slot_is_taken_by_force_are_told_to_try_again() {
+    let cluster = Cluster::start(2);
+    let [source, target] = &cluster.nodes[..] else {
+        unreachable!()
+    };
+    let (mut at_source, mut at_target) = (source.connect(), target.connect());
+    let slot = slot_of(&mut at_source, KEY);
+    hold(&mut at_source, KEY);
+    let mut waiter = join(source, KEY, "waiter");
+
+    // With a greater epoch its word counts for all; the old owner drops the keys it has.
+    let id = node_id(&mut at_target);
+    assert_eq!(ask!(at_target, "CLUSTER", "SETSLOT", slot, "NODE", id), OK);
+    ask!(at_target, "CLUSTER", "BUMPEPOCH").unwrap();
+
+    assert_eq!(error(waiter.reply()), TRY_AGAIN);
+    assert_eq!(ask!(at_source, "DBSIZE"), NO);
+    let mut waiter = Waiter::of(target);
+    waiter.ask(KEY, "waiter", LONG, LONG);
+    fence(waiter.reply());
+}
+
+#[test]
+fn a_release_while_the_slot_moves_hands_over_where_the_key_is() {
+    let cluster = Cluster::start(2);
+    let [source, target] = &cluster.nodes[..] else {
+        unreachable!()
+    };
+    let (mut at_source, mut at_target) = (source.connect(), target.connect());
+    let slot = slot_of(&mut at_source, KEY);
+    let (source_id, target_id) = (node_id(&mut at_source), node_id(&mut at_target));
+    hold(&mut at_source, KEY);
+    let mut first = join(source, KEY, "first");
+    let mut second = join(source, KEY, "second");
+    let set_slot = ["CLUSTER", "SETSLOT"];
+    assert_eq!(ask!(at_target, &set_slot, slot, "IMPORTING", source_id), OK);
+    assert_eq!(ask!(at_source, &set_slot, slot, "MIGRATING", target_id), OK);
+
+    // The key has not left yet.
+    assert_eq!(ask!(at_source, "LOCK.RELEASE", KEY, "holder"), YES);
+    fence(first.reply());
+    // Nobody may take it here once it is gone: the new node may have given it to another.
+    assert_eq!(ask!(at_source, "LOCK.RELEASE", KEY, "second"), NO);
+    assert_eq!(second.reply(), NULL);
+    let mut third = join(source, KEY, "third");
+    assert_eq!(ask!(at_source, "DEL", KEY), YES);
+
+    assert_eq!(error(third.reply()), TRY_AGAIN);
+    let asks = error(ask!(at_source, "LOCK.ACQUIRE", KEY, "fourth", LONG));
+    assert!(asks.starts_with("ASK "), "{asks}");
+    assert_eq!(ask!(at_target, "ASKING"), OK);
+    fence(ask!(at_target, "LOCK.ACQUIRE", KEY, "fourth", LONG));
+}
+
+/// How often the slot moves while clients take turns at the lock.
+const MOVES: usize = 10;
+
+/// Moves the slot to and fro while `turns` runs.
+fn while_the_slot_moves<T: Send>(turns: impl FnOnce(&Cluster, &AtomicBool) -> T + Send) -> T {
+    let cluster = Cluster::start(2);
+    let slot = slot_of(&mut cluster.nodes[0].connect(), KEY);
+    let enough = AtomicBool::new(false);
+    thread::scope(|threads| {
+        let turns = threads.spawn(|| turns(&cluster, &enough));
+        let mut at = 0;
+        for _ in 0..MOVES {
+            let mut redis = cluster.nodes[at].connect();
+            // Somebody holds the lock and others wait for it, here.
+            eventually("there is a line where the slot is", || {
+                turns.is_finished() || waiters(&mut redis, KEY) > 0
+            });
+            cluster.move_slot(slot, at, 1 - at);
+            at = 1 - at;
+        }
+        enough.store(true, SeqCst);
+        turns.join().unwrap()
+    })
+}
+
+#[test]
+fn a_slot_that_moves_never_has_two_owners_and_loses_nobody_who_asks_through_redis_rs() {
+    let taken = AtomicBool::new(false);
+    let last_fence = AtomicI64::new(0);
+    let turns = AtomicUsize::new(0);
+
+    while_the_slot_moves(|cluster, enough| {
+        thread::scope(|threads| {
+            for client in 0..6 {
+                let (taken, last_fence, turns) = (&taken, &last_fence, &turns);
+                threads.spawn(move || {
+                    let client_library = ClusterClient::new(cluster.urls()).unwrap();
+                    let mut redis = client_library.get_connection().unwrap();
+                    // Longer than the wait, or the library gives up before the server does.
+                    redis.set_read_timeout(Some(2 * PATIENCE)).unwrap();
+                    let wait = PATIENCE.as_millis() as u64;
+                    let mut turn = 0;
+                    while !enough.load(SeqCst) {
+                        turn += 1;
+                        let owner = format!("{client}:{turn}");
+                        let granted = ask!(redis, "LOCK.ACQUIRE", KEY, &owner, LONG, "WAIT", wait);
+                        let fence = fence(granted);
+                        assert!(!taken.swap(true, SeqCst), "two owners");
+                        let last = last_fence.swap(fence, SeqCst);
+                        assert!(fence > last, "{fence} after {last}");
+                        turns.fetch_add(1, SeqCst);
+                        assert_eq!(ask!(redis, "LOCK.RENEW", KEY, &owner, LONG), YES);
+                        assert!(taken.swap(false, SeqCst));
+                        assert_eq!(ask!(redis, "LOCK.RELEASE", KEY, &owner), YES);
+                    }
+                });
+            }
+        });
+    });
+
+    println!("{turns:?} turns while the slot moved {MOVES} times");
+    assert!(turns.into_inner() >= MOVES);
+}
+
+#[test]
+fn a_slot_that_moves_never_has_two_owners_and_loses_nobody_who_asks_through_redis_py() {
+    let report = while_the_slot_moves(|cluster, enough| {
+        let port = cluster.nodes[0].port().to_string();
+        let stop = cluster.nodes[0].dir().join("stop");
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                eventually("the slot has moved often enough", || enough.load(SeqCst));
+                std::fs::write(&stop, "").unwrap();
+            });
+            python(&["cluster_turns.py", &port, KEY, stop.to_str().unwrap()])
+        })
+    });
+
+    println!("{report}");
+    assert!(report.contains("overlaps=0 "), "{report}");
+}

@@ -1,0 +1,219 @@
+//! What the server tells of those who wait: the line in LOCK.INFO, the numbers in `INFO lockkeeper`.
+
+mod support;
+
+use redis::{Connection, from_redis_value};
+use support::waiting::*;
+use support::*;
+
+#[test]
+fn lock_info_lists_the_first_hundred_in_order_and_counts_all() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let _line: Vec<Waiter> = (0..120)
+        .map(|n| {
+            let mut waiter = Waiter::of(&server);
+            waiter.ask("k", &format!("{n}"), LONG, LONG);
+            eventually_wait(&mut redis, n + 1);
+            waiter
+        })
+        .collect();
+
+    let first_hundred: Vec<String> = (0..100).map(|n| n.to_string()).collect();
+    assert_eq!(queue(&mut redis, "k"), first_hundred);
+    assert_eq!(waiters(&mut redis, "k"), 120);
+    assert_eq!(owner(&mut redis, "k").as_deref(), Some("holder"));
+}
+
+#[test]
+fn lock_info_tells_how_long_each_has_waited() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let _first = join(&server, "k", "first");
+    eventually("it has waited 100 ms", || {
+        gauge(&mut redis, "oldest_waiter_ms") >= 100
+    });
+    let _second = join(&server, "k", "second");
+
+    let places: Vec<(String, String, String, i64)> =
+        from_redis_value(lock_info(&mut redis, "k", "queue")).unwrap();
+
+    let [first, second] = &places[..] else {
+        panic!("{places:?}");
+    };
+    for (place, name) in [(first, "first"), (second, "second")] {
+        assert_eq!(
+            [&*place.0, &*place.1, &*place.2],
+            ["owner", name, "waited-ms"]
+        );
+    }
+    assert!(first.3 >= 100 && first.3 > second.3, "{places:?}");
+
+    // In RESP3 a place is a map.
+    let Ok(Value::Map(fields)) = ask!(server.connect_resp3(), "LOCK.INFO", "k") else {
+        panic!("LOCK.INFO is a map in RESP3");
+    };
+    let Value::Array(places) = &fields[5].1 else {
+        panic!("the queue is an array");
+    };
+    assert!(matches!(&places[..], [Value::Map(first), Value::Map(_)] if first.len() == 2));
+}
+
+#[test]
+fn lock_info_tells_of_a_line_for_a_lock_that_nobody_holds() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    fence(ask!(redis, "LOCK.ACQUIRE", "k", "holder", 300));
+    let _waiter = join(&server, "k", "waiter");
+    // So that nobody is served.
+    assert_eq!(ask!(redis, "CLIENT", "PAUSE", 60_000, "WRITE"), OK);
+
+    eventually("the lease has ended", || owner(&mut redis, "k").is_none());
+
+    for (field, value) in [
+        ("fence", Value::Nil),
+        ("held-ms", Value::Nil),
+        ("ttl-ms", Value::Int(-2)),
+        ("waiters", Value::Int(1)),
+    ] {
+        assert_eq!(lock_info(&mut redis, "k", field), value, "{field}");
+    }
+    assert_eq!(queue(&mut redis, "k"), ["waiter"]);
+}
+
+/// Every counter of `INFO lockkeeper` but the time waited.
+const COUNTERS: [&str; 12] = [
+    "grants_direct",
+    "grants_by_release",
+    "grants_by_expiry",
+    "grants_by_deletion",
+    "grants_taken_back",
+    "refusals",
+    "renewals",
+    "renewals_refused",
+    "releases",
+    "wait_timeouts",
+    "waiters_gone",
+    "queue_full",
+];
+
+fn counters(redis: &mut Connection) -> [i64; 12] {
+    COUNTERS.map(|counter| gauge(redis, &format!("{counter}_total")))
+}
+
+#[test]
+fn every_event_counts_in_its_own_number_and_in_no_other() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let mut waiter = Waiter::of(&server);
+    let mut before = counters(&mut redis);
+    assert_eq!(before, [0; 12]);
+    let mut counted = |redis: &mut Connection, expected: &[&str]| {
+        let now = counters(redis);
+        let mut changed: Vec<&str> = Vec::new();
+        for (n, counter) in COUNTERS.iter().enumerate() {
+            changed.extend((before[n]..now[n]).map(|_| counter));
+        }
+        assert_eq!(changed, expected);
+        before = now;
+    };
+
+    hold(&mut redis, "k");
+    counted(&mut redis, &["grants_direct"]);
+    hold(&mut redis, "k");
+    counted(&mut redis, &[]);
+    assert_eq!(ask!(redis, "LOCK.ACQUIRE", "k", "bob", LONG), NULL);
+    assert_eq!(
+        ask!(redis, "LOCK.ACQUIRE", "k", "bob", LONG, "WAIT", 0),
+        NULL
+    );
+    counted(&mut redis, &["refusals"; 2]);
+    assert_eq!(ask!(redis, "LOCK.RENEW", "k", "holder", LONG), YES);
+    counted(&mut redis, &["renewals"]);
+    assert_eq!(ask!(redis, "LOCK.RENEW", "k", "bob", LONG), NO);
+    assert_eq!(ask!(redis, "LOCK.RENEW", "missing", "bob", LONG), NULL);
+    counted(&mut redis, &["renewals_refused"; 2]);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "bob"), NO);
+    counted(&mut redis, &[]);
+
+    waiter.ask("k", "bob", LONG, 1);
+    assert_eq!(waiter.reply(), NULL);
+    counted(&mut redis, &["wait_timeouts"]);
+    drop(join(&server, "k", "bob"));
+    eventually_wait(&mut redis, 0);
+    counted(&mut redis, &["waiters_gone"]);
+    assert_eq!(
+        ask!(redis, "CONFIG", "SET", "lockkeeper.max-waiters", 0),
+        OK
+    );
+    waiter.ask("k", "bob", LONG, LONG);
+    assert!(error(waiter.reply()).starts_with("QUEUEFULL "));
+    counted(&mut redis, &["queue_full"]);
+    assert_eq!(
+        ask!(redis, "CONFIG", "SET", "lockkeeper.max-waiters", 10),
+        OK
+    );
+
+    waiter.ask("k", "bob", 500, LONG);
+    eventually_wait(&mut redis, 1);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
+    fence(waiter.reply());
+    counted(&mut redis, &["grants_by_release", "releases"]);
+    waiter.ask("k", "cyd", LONG, LONG);
+    fence(waiter.reply());
+    counted(&mut redis, &["grants_by_expiry"]);
+    waiter.ask("k", "dan", LONG, LONG);
+    eventually_wait(&mut redis, 1);
+    assert_eq!(ask!(redis, "DEL", "k"), YES);
+    fence(waiter.reply());
+    counted(&mut redis, &["grants_by_deletion"]);
+
+    let killed = join(&server, "k", "killed");
+    waiter.ask("k", "eve", LONG, LONG);
+    eventually_wait(&mut redis, 2);
+    redis::pipe()
+        .cmd("LOCK.RELEASE")
+        .arg(&["k", "dan"])
+        .cmd("CLIENT")
+        .arg(&["KILL", "ID"])
+        .arg(killed.id)
+        .exec(&mut redis)
+        .unwrap();
+    fence(waiter.reply());
+    counted(
+        &mut redis,
+        &["grants_by_release", "grants_taken_back", "releases"],
+    );
+}
+
+#[test]
+fn the_gauges_tell_how_many_wait_for_how_many_keys_since_when_and_the_total_how_long_it_took() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let gauges = |redis: &mut Connection| {
+        ["waiters", "contended_keys", "oldest_waiter_ms"].map(|name| gauge(redis, name))
+    };
+    assert_eq!(gauges(&mut redis), [0, 0, 0]);
+    assert_eq!(gauge(&mut redis, "wait_time_us_total"), 0);
+    hold(&mut redis, "k");
+    hold(&mut redis, "other");
+    let mut line =
+        [("k", "a"), ("k", "b"), ("other", "a")].map(|(key, owner)| join(&server, key, owner));
+    eventually("one has waited 50 ms", || {
+        gauge(&mut redis, "oldest_waiter_ms") >= 50
+    });
+    assert_eq!(gauges(&mut redis)[..2], [3, 2]);
+
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
+    fence(line[0].reply());
+    let waited_us = gauge(&mut redis, "wait_time_us_total");
+    assert!(waited_us >= 50_000, "{waited_us}");
+    assert_eq!(gauges(&mut redis)[..2], [2, 2]);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "b"), NO);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "other", "a"), NO);
+    assert_eq!(gauges(&mut redis), [0, 0, 0]);
+    // Those who got nothing do not count.
+    assert_eq!(gauge(&mut redis, "wait_time_us_total"), waited_us);
+}

@@ -1,0 +1,109 @@
+//! A cluster of real nodes on this machine, without replicas.
+
+use std::net::TcpListener;
+
+use redis::Connection;
+
+use super::{OK, Server, Setup, ask, eventually, number};
+
+const SLOTS: usize = 16_384;
+
+pub struct Cluster {
+    pub nodes: Vec<Server>,
+}
+
+impl Cluster {
+    /// The slots are spread evenly, the first ones on the first node.
+    #[track_caller]
+    pub fn start(count: usize) -> Cluster {
+        let mut nodes: Vec<Server> = Vec::new();
+        for n in 0..count {
+            // Free now; the default, 10,000 above the port, may be no port at all.
+            let bus = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            let bus_port = bus.local_addr().unwrap().port();
+            drop(bus);
+            let node = Setup::new()
+                .args(&[
+                    "--cluster-enabled",
+                    "yes",
+                    "--cluster-announce-ip",
+                    "127.0.0.1",
+                ])
+                .args(&["--cluster-port", &bus_port.to_string()])
+                .start();
+            let mut redis = node.connect();
+            let (first, end) = (n * SLOTS / count, (n + 1) * SLOTS / count);
+            let added = ask!(redis, "CLUSTER", "ADDSLOTSRANGE", first, end - 1);
+            assert_eq!(added, OK);
+            assert_eq!(ask!(redis, "CLUSTER", "SET-CONFIG-EPOCH", n + 1), OK);
+            if let Some(first) = nodes.first() {
+                let meet = ["CLUSTER", "MEET", "127.0.0.1"];
+                let met = ask!(first.connect(), &meet, node.port(), bus_port);
+                assert_eq!(met, OK);
+            }
+            nodes.push(node);
+        }
+        let cluster = Cluster { nodes };
+        for node in &cluster.nodes {
+            let mut redis = node.connect();
+            eventually("the cluster is complete", || {
+                let about: String = redis::cmd("CLUSTER").arg("INFO").query(&mut redis).unwrap();
+                about.contains("cluster_state:ok")
+                    && about.contains(&format!("cluster_known_nodes:{count}\r"))
+                    && about.contains(&format!("cluster_slots_ok:{SLOTS}\r"))
+            });
+        }
+        cluster
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(Server::url).collect()
+    }
+
+    /// Moves a slot with its keys from one node to another, as redis-cli does.
+    #[track_caller]
+    pub fn move_slot(&self, slot: i64, from: usize, to: usize) {
+        let [mut source, mut target] = [from, to].map(|node| self.nodes[node].connect());
+        let (source_id, target_id) = (node_id(&mut source), node_id(&mut target));
+        let set_slot = ["CLUSTER", "SETSLOT"];
+        assert_eq!(ask!(target, &set_slot, slot, "IMPORTING", source_id), OK);
+        assert_eq!(ask!(source, &set_slot, slot, "MIGRATING", &target_id), OK);
+        loop {
+            let keys: Vec<Vec<u8>> = redis::cmd("CLUSTER")
+                .arg("GETKEYSINSLOT")
+                .arg(slot)
+                .arg(100)
+                .query(&mut source)
+                .unwrap();
+            if keys.is_empty() {
+                break;
+            }
+            let mut migrate = redis::cmd("MIGRATE");
+            migrate.arg("127.0.0.1").arg(self.nodes[to].port());
+            migrate.arg("").arg(0).arg(10_000).arg("KEYS").arg(keys);
+            migrate.query::<()>(&mut source).unwrap();
+        }
+        for redis in [&mut target, &mut source] {
+            assert_eq!(ask!(redis, &set_slot, slot, "NODE", &target_id), OK);
+        }
+        // Before the next move, or an older word of the source may count more than that of the target.
+        eventually("the source knows of the target's epoch", || {
+            epoch_of(&mut source, &target_id) == epoch_of(&mut target, &target_id)
+        });
+    }
+}
+
+/// The configuration epoch of a node as another knows it.
+fn epoch_of(redis: &mut Connection, id: &str) -> u64 {
+    let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(redis).unwrap();
+    let node = nodes.lines().find(|line| line.starts_with(id)).unwrap();
+    node.split(' ').nth(6).unwrap().parse().unwrap()
+}
+
+pub fn node_id(redis: &mut Connection) -> String {
+    redis::cmd("CLUSTER").arg("MYID").query(redis).unwrap()
+}
+
+pub fn slot_of(redis: &mut Connection, key: &str) -> i64 {
+    number(ask!(redis, "CLUSTER", "KEYSLOT", key))
+}
