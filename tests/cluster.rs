@@ -68,6 +68,38 @@ fn those_who_wait_for_a_key_whose_slot_is_taken_by_force_are_told_to_try_again()
 }
 
 #[test]
+fn those_who_wait_for_a_key_whose_slot_moves_in_one_step_are_told_to_try_again() {
+    let cluster = Cluster::start(2);
+    let [source, target] = &cluster.nodes[..] else {
+        unreachable!()
+    };
+    let (mut at_source, mut at_target) = (source.connect(), target.connect());
+    let slot = slot_of(&mut at_source, KEY);
+    hold(&mut at_source, KEY);
+    let mut line = ["first", "second"].map(|owner| join(source, KEY, owner));
+    let value = ask!(at_source, "GET", KEY);
+
+    let range = ["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE"];
+    let id = node_id(&mut at_target);
+    let moved = ask!(at_source, &range, slot, slot, "NODE", id);
+
+    if !is_at_least(&mut at_source, (99, 0), (9, 0)) {
+        let refused = error(moved);
+        assert!(refused.starts_with("ERR unknown subcommand"), "{refused}");
+        return;
+    }
+    assert_eq!(moved, OK);
+    for waiter in &mut line {
+        assert_eq!(error(waiter.reply()), TRY_AGAIN);
+    }
+    assert_eq!(ask!(at_source, "DBSIZE"), NO, "nothing was granted there");
+    assert_eq!(ask!(at_target, "GET", KEY), value);
+    let mut first = join(target, KEY, "first");
+    assert_eq!(ask!(at_target, "LOCK.RELEASE", KEY, "holder"), YES);
+    fence(first.reply());
+}
+
+#[test]
 fn a_release_while_the_slot_moves_hands_over_where_the_key_is() {
     let cluster = Cluster::start(2);
     let [source, target] = &cluster.nodes[..] else {
@@ -97,6 +129,48 @@ fn a_release_while_the_slot_moves_hands_over_where_the_key_is() {
     assert!(asks.starts_with("ASK "), "{asks}");
     assert_eq!(ask!(at_target, "ASKING"), OK);
     fence(ask!(at_target, "LOCK.ACQUIRE", KEY, "fourth", LONG));
+}
+
+#[test]
+fn the_fence_grows_from_one_node_to_the_next() {
+    let cluster = Cluster::start(2);
+    let [source, target] = &cluster.nodes[..] else {
+        unreachable!()
+    };
+    let (mut at_source, mut at_target) = (source.connect(), target.connect());
+    let slot = slot_of(&mut at_source, KEY);
+    let (source_id, target_id) = (node_id(&mut at_source), node_id(&mut at_target));
+    let set_slot = ["CLUSTER", "SETSLOT"];
+    assert_eq!(ask!(at_target, &set_slot, slot, "IMPORTING", source_id), OK);
+
+    for _ in 0..200 {
+        // Released while the slot moves, so that the next is sent to the other node, as fast as can be.
+        let (_, before, _, _): (Value, i64, Value, i64) = redis::pipe()
+            .cmd("CLUSTER")
+            .arg("SETSLOT")
+            .arg(slot)
+            .arg("STABLE")
+            .cmd("LOCK.ACQUIRE")
+            .arg(&[KEY, "alice", "100000"])
+            .cmd("CLUSTER")
+            .arg("SETSLOT")
+            .arg(slot)
+            .arg(&["MIGRATING", &target_id])
+            .cmd("LOCK.RELEASE")
+            .arg(&[KEY, "alice"])
+            .query(&mut at_source)
+            .unwrap();
+        let (_, after, _, _): (Value, i64, Value, i64) = redis::pipe()
+            .cmd("ASKING")
+            .cmd("LOCK.ACQUIRE")
+            .arg(&[KEY, "bob", "100000"])
+            .cmd("ASKING")
+            .cmd("LOCK.RELEASE")
+            .arg(&[KEY, "bob"])
+            .query(&mut at_target)
+            .unwrap();
+        assert!(after > before, "{after} after {before}");
+    }
 }
 
 /// How often the slot moves while clients take turns at the lock.

@@ -134,6 +134,29 @@ fn a_server_is_drained_and_the_module_replaced_while_holders_keep_their_locks() 
 }
 
 #[test]
+fn a_grant_that_cannot_be_taken_back_does_not_keep_a_drained_module_loaded() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let waiter = join(&server, "k", "waiter");
+    pipe()
+        .cmd("LOCK.RELEASE")
+        .arg(&["k", "holder"])
+        .cmd("CLIENT")
+        .arg(&["KILL", "ID"])
+        .arg(waiter.id)
+        .cmd("CONFIG")
+        .arg(&["SET", "min-replicas-to-write", "1"])
+        .exec(&mut redis)
+        .unwrap();
+    assert_eq!(owner(&mut redis, "k").as_deref(), Some("waiter"));
+
+    set_max_waiters(&mut redis, 0);
+
+    assert_eq!(ask!(redis, "MODULE", "UNLOAD", "lockkeeper"), OK);
+}
+
+#[test]
 fn unloading_is_refused_with_a_sentence_while_access_rules_name_our_commands() {
     let mut server = Server::start();
     let mut redis = server.connect();

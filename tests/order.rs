@@ -291,6 +291,27 @@ fn a_replica_that_takes_writes_tries_once() {
     });
 }
 
+/// RESP3 lets a connection with subscriptions send commands. Valkey lets none of those wait, from 8.1 on.
+#[test]
+fn a_subscriber_waits_where_the_server_lets_it_and_tries_once_elsewhere() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let mut subscriber = Waiter::on(server.connect_resp3());
+    subscriber.send(redis::cmd("SUBSCRIBE").arg("channel"));
+    assert!(matches!(subscriber.reply(), Ok(Value::Push { .. })));
+
+    subscriber.ask("k", "subscriber", LONG, 20);
+
+    assert_eq!(subscriber.reply(), NULL);
+    let waited = gauge(&mut redis, "wait_timeouts_total");
+    let tried = gauge(&mut redis, "refusals_total");
+    match is_at_least(&mut redis, (99, 0), (8, 1)) {
+        true => assert_eq!([waited, tried], [0, 1]),
+        false => assert_eq!([waited, tried], [1, 0]),
+    }
+}
+
 #[test]
 fn joining_and_leaving_the_line_changes_nothing_for_anybody_else() {
     let server = Server::start();
