@@ -170,7 +170,9 @@ pub struct Queue<C> {
     clients: HashMap<C, Ticket>,
     deadlines: BTreeSet<(MonoUs, Ticket)>,
     looks: BTreeSet<(MonoUs, Rc<Name>)>,
-    undelivered: BTreeMap<(Rc<Name>, Rc<[u8]>), Undelivered>,
+    undelivered: HashMap<(Rc<Name>, Rc<[u8]>), Undelivered>,
+    /// Those of them whose reply is lost, by when they are to be taken back.
+    take_backs: BTreeSet<(MonoUs, Rc<Name>, Rc<[u8]>)>,
     next_ticket: Ticket,
     next_round: MonoUs,
     /// The last key of the round before; the next round goes on after it.
@@ -186,7 +188,8 @@ impl<C: Copy + Eq + Hash> Default for Queue<C> {
             clients: HashMap::new(),
             deadlines: BTreeSet::new(),
             looks: BTreeSet::new(),
-            undelivered: BTreeMap::new(),
+            undelivered: HashMap::new(),
+            take_backs: BTreeSet::new(),
             next_ticket: 0,
             next_round: MonoUs(0),
             round_after: None,
@@ -374,6 +377,7 @@ impl<C: Copy + Eq + Hash> Queue<C> {
             fence,
             take_back_at: None,
         };
+        self.settle(id.place());
         self.undelivered.insert(id.place(), unconfirmed);
         // Whoever is next in line waits for the end of this lease.
         self.held(name, Some(ends_at), now);
@@ -446,15 +450,21 @@ impl<C: Copy + Eq + Hash> Queue<C> {
     /// The reply of this grant is lost, or the server refused to take it back: take it back then, unless
     /// the owner has spoken or speaks before.
     pub fn take_back_at(&mut self, grant: &GrantId, at: MonoUs) {
-        if let Some(undelivered) = self.undelivered_mut(grant) {
-            undelivered.take_back_at = Some(at);
+        if self.is_undelivered(grant) {
+            self.forget(grant);
+            let (name, owner) = grant.place();
+            self.take_backs.insert((at, name, owner));
+            let undelivered = Undelivered {
+                fence: grant.fence,
+                take_back_at: Some(at),
+            };
+            self.undelivered.insert(grant.place(), undelivered);
         }
     }
 
     /// The owner of the key has shown that it knows of its lock: no grant to it is in doubt.
     pub fn spoke(&mut self, name: &Name, owner: Owner) {
-        self.undelivered
-            .retain(|(of, granted), _| **of != *name || **granted != *owner.bytes());
+        self.settle((Rc::new(name.clone()), Rc::from(owner.bytes())));
     }
 
     /// Whether any grant is still to be confirmed, by its reply or by its owner.
@@ -465,18 +475,25 @@ impl<C: Copy + Eq + Hash> Queue<C> {
     /// No grant will be taken back: another server is master, or the module is about to go.
     pub fn forget_grants(&mut self) {
         self.undelivered.clear();
-    }
-
-    fn undelivered_mut(&mut self, grant: &GrantId) -> Option<&mut Undelivered> {
-        self.undelivered
-            .get_mut(&grant.place())
-            .filter(|undelivered| undelivered.fence == grant.fence)
+        self.take_backs.clear();
     }
 
     /// The grant is settled: its reply is out, or it was taken back, or the key does not carry it.
     pub fn forget(&mut self, grant: &GrantId) {
-        if self.undelivered_mut(grant).is_some() {
-            self.undelivered.remove(&grant.place());
+        if self.is_undelivered(grant) {
+            self.settle(grant.place());
+        }
+    }
+
+    fn is_undelivered(&self, grant: &GrantId) -> bool {
+        let undelivered = self.undelivered.get(&grant.place());
+        undelivered.is_some_and(|undelivered| undelivered.fence == grant.fence)
+    }
+
+    fn settle(&mut self, place: (Rc<Name>, Rc<[u8]>)) {
+        let settled = self.undelivered.remove(&place);
+        if let Some(at) = settled.and_then(|undelivered| undelivered.take_back_at) {
+            self.take_backs.remove(&(at, place.0, place.1));
         }
     }
 
@@ -496,13 +513,13 @@ impl<C: Copy + Eq + Hash> Queue<C> {
             self.paused_until = now.plus_ms(PAUSED_MS);
             return tasks;
         }
-        for ((name, owner), undelivered) in &mut self.undelivered {
-            if undelivered.take_back_at.take_if(|at| *at <= now).is_some() {
-                tasks.push(Task::TakeBack(GrantId {
-                    name: Rc::clone(name),
-                    owner: Rc::clone(owner),
-                    fence: undelivered.fence,
-                }));
+        while self.take_backs.first().is_some_and(|(at, ..)| *at <= now)
+            && let Some((_, name, owner)) = self.take_backs.pop_first()
+        {
+            if let Some(undelivered) = self.undelivered.get_mut(&(name.clone(), owner.clone())) {
+                undelivered.take_back_at = None;
+                let fence = undelivered.fence;
+                tasks.push(Task::TakeBack(GrantId { name, owner, fence }));
             }
         }
         for _ in 0..ROUND_KEYS {
@@ -547,11 +564,8 @@ impl<C: Copy + Eq + Hash> Queue<C> {
         let deadline = self.deadlines.first().map(|(at, _)| *at);
         let round = (!self.lines.is_empty()).then_some(self.next_round);
         let look = self.looks.first().map(|(at, _)| *at);
-        let take_back = self
-            .undelivered
-            .values()
-            .filter_map(|undelivered| undelivered.take_back_at);
-        let writing = take_back.chain(round).chain(look).min();
+        let take_back = self.take_backs.first().map(|(at, ..)| *at);
+        let writing = [take_back, round, look].into_iter().flatten().min();
         let writing = writing.map(|at| at.max(self.paused_until));
         deadline.into_iter().chain(writing).min()
     }

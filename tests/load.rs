@@ -233,3 +233,17 @@ fn a_load_refused_for_a_bad_setting_leaves_the_server_alive_and_can_be_mended() 
         7
     );
 }
+
+/// What reaches replicas and AOF would be missing there, without a word.
+#[test]
+fn a_server_where_a_command_we_replicate_by_has_another_name_is_refused_with_a_sentence() {
+    for command in ["SET", "PEXPIREAT", "DEL"] {
+        let refused = Setup::new()
+            .args(&["--rename-command", command, "hidden"])
+            .try_start();
+        let log = refused.err().expect("the server should not have started");
+        assert!(said(&log).contains(command), "{log}");
+    }
+    let server = Server::with(&["--rename-command", "FLUSHALL", ""]);
+    fence(ask!(server.connect(), "LOCK.ACQUIRE", "k", "alice", TTL));
+}

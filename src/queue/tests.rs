@@ -561,7 +561,7 @@ impl Sim {
                 self.see("gone before it was told");
                 self.queue.take_back_at(&grant, self.now.mono);
                 let spoke = self.spots[key].holder.is_some();
-                let doubted = self.queue.undelivered_mut(&grant);
+                let doubted = self.queue.undelivered.get(&grant.place());
                 let doubted = doubted.is_some_and(|doubted| doubted.take_back_at.is_some());
                 assert!(doubted || spoke || void || !carried, "nobody's, and kept");
                 continue;

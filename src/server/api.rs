@@ -431,17 +431,17 @@ impl<T> MainThread<T> {
 }
 
 /// Runs the body of a callback. A panic must not reach the server, which it would end.
-fn guarded<R>(ctx: &Ctx, body: impl FnOnce() -> R) -> Option<R> {
-    panic::catch_unwind(AssertUnwindSafe(body))
-        .inspect_err(|payload| {
-            let what = payload
-                .downcast_ref::<&str>()
-                .copied()
-                .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-                .unwrap_or("no message");
-            ctx.warn(&format!("panic, please report it: {what}"));
-        })
-        .ok()
+fn guarded<R>(body: impl FnOnce() -> R) -> Option<R> {
+    panic::catch_unwind(AssertUnwindSafe(body)).ok()
+}
+
+/// Lets a panic write one line into the server's log. The standard hook may print a backtrace, which
+/// frees what another allocator gave where the server loads modules with their own (Valkey 8.1).
+fn log_panics() {
+    panic::set_hook(Box::new(|panic| {
+        let line = panic.to_string().replace('\n', " ");
+        Ctx::new(ptr::null_mut()).warn(&format!("please report this: {line}"));
+    }));
 }
 
 /// A command: what the server must know of it, and the function that carries it out.
@@ -514,18 +514,21 @@ extern "C" fn enter<C: Command>(
     let ctx = Ctx::new(ctx);
     // SAFETY: promise (b): the server passes argc pointers at argv.
     let args = Args(unsafe { slice::from_raw_parts(argv, usize::try_from(argc).unwrap_or(0)) });
-    let reply = guarded(&ctx, || C::run(&ctx, &args).unwrap_or_else(Reply::from));
-    let reply = reply.unwrap_or_else(|| Reply::Error(reply::PANIC.to_owned()));
-    match (&reply, ctx.blocked.get()) {
-        // A client that is blocked must be unblocked to hear of a panic, or it hangs for ever.
-        (Reply::Error(_), Some(client)) => {
-            guarded(&ctx, || {
-                super::waiting::dismiss(&ctx, client, reply.clone())
-            });
-            OK
+    let done = guarded(|| ctx.reply(&C::run(&ctx, &args).unwrap_or_else(Reply::from)));
+    let panicked = || {
+        let reply = Reply::Error(reply::PANIC.to_owned());
+        match ctx.blocked.get() {
+            // A client that is blocked must be unblocked to hear of it, or it hangs for ever.
+            Some(client) => super::waiting::dismiss(&ctx, client, reply),
+            None => {
+                ctx.reply(&reply);
+            }
         }
-        _ => ctx.reply(&reply),
+    };
+    if done.is_none() {
+        guarded(panicked);
     }
+    OK
 }
 
 /// The server refused what we asked for; the text says what.
@@ -723,7 +726,7 @@ extern "C" fn role_changed(
     _: *mut c_void,
 ) {
     let ctx = Ctx::new(ctx);
-    guarded(&ctx, || match role {
+    guarded(|| match role {
         raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER => super::events::promoted(&ctx),
         _ => super::events::demoted(&ctx),
     });
@@ -736,7 +739,7 @@ extern "C" fn cron(
     _: *mut c_void,
 ) {
     let ctx = Ctx::new(ctx);
-    guarded(&ctx, || super::waiting::cron(&ctx));
+    guarded(|| super::waiting::cron(&ctx));
 }
 
 /// A client that waits. Unblock it exactly once: twice is a double free, never and the module cannot
@@ -765,8 +768,9 @@ impl Ctx {
     /// Blocks the client of this command. The server's own timeout is not used: it comes up to 100 ms
     /// late, and crashes Redis 7.2 when it meets a grant.
     ///
-    /// `may_be_unblocked`: whether CLIENT UNBLOCK is to work.
-    pub fn block(&self, may_be_unblocked: bool) -> Blocked {
+    /// `may_be_unblocked`: whether CLIENT UNBLOCK is to work. None if the server refuses: Valkey does so
+    /// for a client that is subscribed to a channel.
+    pub fn block(&self, may_be_unblocked: bool) -> Option<Blocked> {
         let unblock = may_be_unblocked.then_some(unblocked_by_command as CommandCallback);
         let client = api!(RedisModule_BlockClient(
             self.raw,
@@ -775,12 +779,15 @@ impl Ctx {
             Some(parted),
             0,
         ));
+        if client.is_null() {
+            return None;
+        }
         api!(RedisModule_SetDisconnectCallback(
             client,
             Some(disconnected)
         ));
         self.blocked.set(Some(Blocked(client)));
-        Blocked(client)
+        Some(Blocked(client))
     }
 }
 
@@ -810,10 +817,10 @@ extern "C" fn part(
     let ctx = Ctx::new(ctx);
     let parting: *const Parting = api!(RedisModule_GetBlockedClientPrivateData(ctx.raw)).cast();
     // SAFETY: the pointer is null, or that of `Blocked::unblock`, which `parted` frees after this.
-    match unsafe { parting.as_ref() } {
-        Some(parting) => ctx.reply(&parting.reply),
-        None => OK,
+    if let Some(parting) = unsafe { parting.as_ref() } {
+        guarded(|| ctx.reply(&parting.reply));
     }
+    OK
 }
 
 /// The client was unblocked, and told if it was still there.
@@ -822,7 +829,7 @@ extern "C" fn parted(ctx: *mut raw::RedisModuleCtx, parting: *mut c_void) {
     // SAFETY: the pointer is that of `Blocked::unblock`; the server calls this once, at the end.
     let parting = unsafe { Box::from_raw(parting.cast::<Parting>()) };
     let told = api!(RedisModule_BlockedClientDisconnected(ctx.raw)) == 0;
-    guarded(&ctx, || super::waiting::parted(&ctx, *parting, told));
+    guarded(|| super::waiting::parted(&ctx, *parting, told));
 }
 
 /// The client is gone, or is about to be told by the server itself (CLIENT UNBLOCK … ERROR, a server
@@ -832,11 +839,11 @@ extern "C" fn disconnected(
     client: *mut raw::RedisModuleBlockedClient,
 ) {
     let (ctx, client) = (Ctx::new(ctx), Blocked(client));
-    match guarded(&ctx, || super::waiting::gone(&ctx, client)) {
+    match guarded(|| super::waiting::gone(&ctx, client)) {
         Some(true) => client.end(ptr::null_mut()),
         Some(false) => {
             let id = ClientId(api!(RedisModule_GetClientId(ctx.raw)));
-            guarded(&ctx, || super::waiting::gone_twice(&ctx, id));
+            guarded(|| super::waiting::gone_twice(&ctx, id));
         }
         None => {}
     }
@@ -862,10 +869,13 @@ extern "C" fn unblocked_by_command(
 ) -> c_int {
     let ctx = Ctx::new(ctx);
     let client = Blocked(api!(RedisModule_GetBlockedClientHandle(ctx.raw)));
-    if guarded(&ctx, || super::waiting::gone(&ctx, client)) == Some(true) {
-        client.end(ptr::null_mut());
-    }
-    ctx.reply(&Reply::Null)
+    guarded(|| {
+        if super::waiting::gone(&ctx, client) {
+            client.end(ptr::null_mut());
+        }
+        ctx.reply(&Reply::Null)
+    });
+    OK
 }
 
 /// A timer that has not fired.
@@ -896,7 +906,7 @@ impl Ctx {
 
 extern "C" fn fired(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
     let ctx = Ctx::new(ctx);
-    guarded(&ctx, || super::waiting::timer_fired(&ctx));
+    guarded(|| super::waiting::timer_fired(&ctx));
 }
 
 /// Why the server refuses a write that no client asked for.
@@ -961,6 +971,18 @@ impl Ctx {
         String::from_utf8_lossy(bytes).into_owned()
     }
 
+    /// Whether the server knows a command by this name. It is asked without arguments, which no command
+    /// takes that has a key.
+    pub fn knows(&self, command: &CStr) -> bool {
+        let reply = api!(RedisModule_Call(self.raw, command.as_ptr(), c"E".as_ptr()));
+        if reply.is_null() {
+            return false;
+        }
+        let text = self.reply_text(reply);
+        api!(RedisModule_FreeCallReply(reply));
+        !text.contains("unknown command")
+    }
+
     /// The rules of all users, as ACL LIST tells them.
     pub fn acl_rules(&self) -> Vec<String> {
         let reply = api!(RedisModule_Call(
@@ -997,7 +1019,7 @@ impl InfoCtx {
         ));
     }
 
-    /// Clock and flags of the server. The API takes a null context for both.
+    /// Clock and flags of the server: the API takes a null context for both.
     pub fn ctx(&self) -> Ctx {
         Ctx::new(ptr::null_mut())
     }
@@ -1009,7 +1031,7 @@ extern "C" fn info(raw: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
         for_crash_report: for_crash_report != 0,
     };
     if api!(RedisModule_InfoAddSection(raw, c"".as_ptr())) == OK {
-        guarded(&info.ctx(), || super::info::write(&info));
+        guarded(|| super::info::write(&info));
     }
 }
 
@@ -1063,7 +1085,7 @@ fn free_detached() {
 
 extern "C" fn get_max_waiters(_: *const c_char, _: *mut c_void) -> c_longlong {
     let ctx = detached();
-    guarded(&ctx, || super::waiting::max_waiters(&ctx)).map_or(0, u64::cast_signed)
+    guarded(|| super::waiting::max_waiters(&ctx)).map_or(0, u64::cast_signed)
 }
 
 extern "C" fn set_max_waiters(
@@ -1073,7 +1095,7 @@ extern "C" fn set_max_waiters(
     _: *mut *mut raw::RedisModuleString,
 ) -> c_int {
     let ctx = detached();
-    let set = guarded(&ctx, || {
+    let set = guarded(|| {
         super::waiting::set_max_waiters(&ctx, u64::try_from(number).unwrap_or(0));
     });
     set.map_or(ERR, |()| OK)
@@ -1083,7 +1105,7 @@ extern "C" fn set_max_waiters(
 #[unsafe(no_mangle)]
 extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
     let ctx = Ctx::new(ctx);
-    match guarded(&ctx, || super::load::unload(&ctx)) {
+    match guarded(|| super::load::unload(&ctx)) {
         Some(Ok(())) => {
             free_detached();
             OK
@@ -1114,7 +1136,8 @@ extern "C" fn RedisModule_OnLoad(
             )
         };
     let ctx = Ctx::new(ctx);
-    let loaded = guarded(&ctx, || {
+    log_panics();
+    let loaded = guarded(|| {
         if initialised != OK {
             return Err(super::load::refuse_second_loading());
         }

@@ -31,6 +31,7 @@ const fn digits(text: &str) -> i32 {
 /// Registers all that we are, or says in one sentence why not.
 pub fn load<'c>(ctx: &Ctx, args: impl Iterator<Item = &'c [u8]>) -> Result<(), Refused> {
     refuse_old_server(ctx.server_version())?;
+    refuse_renamed_commands(ctx)?;
     let mut debug = false;
     for arg in args {
         match arg {
@@ -71,6 +72,21 @@ fn refuse_old_server(version: i32) -> Result<(), Refused> {
         "not loaded: this server {found}, lockkeeper needs Redis 7.0.5 or Valkey 7.2 or later: \
          upgrade the server"
     )))
+}
+
+/// Replicas and AOF hear of locks by these commands: under other names they would not, silently.
+fn refuse_renamed_commands(ctx: &Ctx) -> Result<(), Refused> {
+    match [c"SET", c"PEXPIREAT", c"DEL"]
+        .into_iter()
+        .find(|command| !ctx.knows(command))
+    {
+        None => Ok(()),
+        Some(command) => Err(Refused(format!(
+            "not loaded: {} is renamed or switched off, and replicas hear of locks by it: remove the \
+             rename-command for SET, PEXPIREAT and DEL",
+            command.to_string_lossy()
+        ))),
+    }
 }
 
 /// What CLIENT UNBLOCK does on this server to a client that waits.

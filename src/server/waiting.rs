@@ -81,9 +81,12 @@ pub fn wait(ctx: &Ctx, name: Text, request: &Acquire, ends_at: Option<UnixMs>) -
         ttl,
         wait_ms,
     } = *request;
-    if !ctx.can_block() {
+    let one_try = || {
         State::get(ctx).stats.refusals += 1;
-        return Reply::Null;
+        Reply::Null
+    };
+    if !ctx.can_block() {
+        return one_try();
     }
     let name = name.in_db(ctx.db());
     let client_unblock = {
@@ -95,7 +98,9 @@ pub fn wait(ctx: &Ctx, name: Text, request: &Acquire, ends_at: Option<UnixMs>) -
         }
         waiting.client_unblock
     };
-    let client = ctx.block(client_unblock != ClientUnblock::Crashes);
+    let Some(client) = ctx.block(client_unblock != ClientUnblock::Crashes) else {
+        return one_try();
+    };
     let now = ctx.clocks();
     let earlier = {
         let queue = &mut State::get(ctx).waiting.queue;
