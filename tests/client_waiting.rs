@@ -123,7 +123,10 @@ async fn a_grant_that_lapsed_unheard_is_not_handed_out() {
     ));
     proxy.mend();
     let held = granted(waiting).await;
-    assert!(held.fence() > unheard as u64, "the wait went on behind the second");
+    assert!(
+        held.fence() > unheard as u64,
+        "the wait went on behind the second"
+    );
     assert!(held.remaining() > ms(150), "{held:?}");
 }
 

@@ -186,6 +186,13 @@ impl Lockkeeper {
         })
     }
 
+    /// Resolves when all that was dropped or given up so far has been released, or has ended by
+    /// itself. For a program that is about to end, which would take the watchdog with it.
+    pub async fn settled(&self) {
+        // A watchdog that is gone, or belongs to our parent, has nothing left to do for us.
+        let _ = self.send(Message::Settled).await;
+    }
+
     async fn ask(&self, key: Vec<u8>, command: Cmd) -> Result<Value, Error> {
         received(self.send(|reply| Message::Ask(key, command, reply)).await)
     }

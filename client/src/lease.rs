@@ -6,7 +6,7 @@
 //! 2. A lease that was lost or given up is never renewed again.
 //! 3. A loss is said exactly once, and by silence no later than the first look after `ends_at`.
 
-use std::ops::{Add, Sub};
+use std::ops::Add;
 use std::time::Duration;
 
 /// The shortest ttl the helper takes: below it `ttl / 6` for an attempt is less than what one
@@ -37,14 +37,6 @@ impl Add<Duration> for Moment {
 
     fn add(self, duration: Duration) -> Moment {
         Moment(self.0.saturating_add(duration))
-    }
-}
-
-impl Sub<Duration> for Moment {
-    type Output = Moment;
-
-    fn sub(self, duration: Duration) -> Moment {
-        Moment(self.0.saturating_sub(duration))
     }
 }
 
@@ -374,7 +366,7 @@ mod tests {
         };
         assert_eq!(lease.next(sent_at), renew);
         lease.answered(sent_at, Answer::Yes, sent_at + ms(900));
-        assert_eq!(lease.ends_at(), sent_at + TTL - ms(62));
+        assert_eq!(lease.ends_at(), sent_at + (TTL - ms(62)));
         assert_eq!(
             lease.next(sent_at + ms(900)),
             Action::Sleep(sent_at + ms(2000))

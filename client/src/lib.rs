@@ -1,4 +1,118 @@
-//! Hold a Lockkeeper lock on Redis or Valkey.
+//! Hold a lock on a Redis or Valkey server with the module Lockkeeper, and **know when you no
+//! longer hold it**.
+//!
+//! The server decides who holds a lock and who is next; this crate asks it, renews what is held
+//! from a watchdog thread of its own, and tells a loss before anybody else can hold the lock.
+//!
+//! # A job that must not run twice
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use lockkeeper::{Error, Lockkeeper, Ran};
+//!
+//! # async fn send_invoices() -> Result<u32, Error> { Ok(0) }
+//! #[tokio::main]
+//! async fn main() -> Result<(), Error> {
+//!     let lockkeeper = Lockkeeper::open("redis://127.0.0.1/")?;
+//!     let job = lockkeeper.acquire("job:invoices").wait(Duration::from_secs(60));
+//!     match job.run(async |_| send_invoices().await).await? {
+//!         Ran::Done(sent) => println!("{sent} invoices sent"),
+//!         Ran::Busy => println!("another machine is at it"),
+//!         Ran::Lost(why) => println!("stopped half-way: {why}"),
+//!     }
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # One leader among many
+//!
+//! ```no_run
+//! use lockkeeper::{Error, Lockkeeper};
+//!
+//! # async fn lead() {}
+//! #[tokio::main]
+//! async fn main() -> Result<(), Error> {
+//!     let lockkeeper = Lockkeeper::open("redis://127.0.0.1/")?;
+//!     loop {
+//!         let Some(leadership) = lockkeeper.acquire("leader").wait_forever().await? else {
+//!             continue;
+//!         };
+//!         tokio::select! {
+//!             () = lead() => {
+//!                 let _ = leadership.release().await?;
+//!                 return Ok(());
+//!             }
+//!             why = leadership.lost() => eprintln!("no longer the leader: {why}"),
+//!         }
+//!     }
+//! }
+//! ```
+//!
+//! # A web handler that lends a book
+//!
+//! ```no_run
+//! use lockkeeper::{Error, Lockkeeper};
+//!
+//! # struct Database;
+//! # impl Database { async fn lend(&self, _: u32, _: &str, _: u64) -> Result<(), Error> { Ok(()) } }
+//! /// The status and the text of the answer.
+//! async fn lend(
+//!     lockkeeper: &Lockkeeper,
+//!     database: &Database,
+//!     book: u32,
+//!     reader: &str,
+//! ) -> Result<(u16, &'static str), Error> {
+//!     let Some(held) = lockkeeper.acquire(format!("book:{book}")).await? else {
+//!         return Ok((409, "borrowing in progress"));
+//!     };
+//!     // A storage that refuses a smaller fence than it has seen is safe even from a holder that
+//!     // was paused for longer than its ttl.
+//!     database.lend(book, reader, held.fence()).await?;
+//!     let _ = held.release().await?;
+//!     Ok((200, "lent"))
+//! }
+//! ```
+//!
+//! Code without async calls [`Acquire::blocking`]; see [`blocking`].
+//!
+//! # What it promises
+//!
+//! - **You know when you no longer hold it.** [`Held::remaining`] is computed from a clock that
+//!   runs through suspend, counted from before the last acknowledged request was sent;
+//!   [`Held::lost`] resolves before the server can give the lock to another. A holder that is
+//!   deleted or robbed learns it at its next renewal.
+//! - **Nothing of yours stops a renewal.** The watchdog is a thread of its own: user code that
+//!   blocks its runtime, waits for another lock, or ends its runtime does not matter to it.
+//! - **Nothing is left behind.** A handle that is dropped, a task that panics, an acquire that is
+//!   cancelled or whose reply got lost: what may have been granted is released.
+//! - **Refusal is an answer.** Busy is `Ok(None)`, a loss is a value; [`Error`] is for a question
+//!   that got no answer.
+//!
+//! # What it does not promise
+//!
+//! One primary is asked, and replication is asynchronous: after a failover a lock can be held
+//! twice, unless [`Acquire::min_replicas`] is used and the replica that takes over is one of those
+//! that acknowledged. A virtual machine that is frozen and continued does not know that it was:
+//! use the [fence](Held::fence).
+//!
+//! # Features
+//!
+//! `tls` for `rediss://`, `sentinel`, `cluster`, and `cli`, the default, for the command
+//! `lockkeeper`. An application wants `default-features = false`. What happens is told to
+//! [`tracing`](https://docs.rs/tracing): grants and releases as debug, failed renewals as
+//! warnings, losses as errors.
+//!
+//! # The rooms
+//!
+//! | module | knows |
+//! |---|---|
+//! | `lease` | until when a lock may be believed and what to do when: no clock, no I/O |
+//! | `watchdog` | the one loop that owns all leases |
+//! | `asking` | how a lock is asked for, and asked for again |
+//! | `network` | the connections |
+//! | `place` | where the server is: one address, Sentinel, Cluster |
+//! | `wire` | the four commands and their replies |
+//! | `acquire`, `held`, [`blocking`] | what an application sees |
 #![deny(missing_docs, unsafe_code)]
 
 mod acquire;

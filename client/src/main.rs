@@ -1,1 +1,46 @@
-fn main() {}
+//! The command `lockkeeper`: parse, do, and end with a code that a script can tell apart.
+#![deny(unsafe_code)]
+
+mod cli {
+    pub mod args;
+    pub mod child;
+    pub mod exit;
+    pub mod run;
+    pub mod show;
+    pub mod signals;
+}
+
+use cli::args::{self, Command, Plan};
+use cli::exit::Exit;
+use cli::signals::Signals;
+use cli::{run, show};
+
+fn main() -> std::process::ExitCode {
+    let done = args::parse().and_then(|plan| {
+        // One thread, the main one: the command that it starts is to die with it.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let runtime = runtime.map_err(|error| Exit::cannot(format!("cannot start: {error}")))?;
+        let quiet = plan.quiet;
+        let done = runtime.block_on(carry_out(plan));
+        done.map(|exit| exit.quietly(quiet))
+            .map_err(|exit| exit.quietly(quiet))
+    });
+    done.unwrap_or_else(|exit| exit).into()
+}
+
+async fn carry_out(plan: Plan) -> Result<Exit, Exit> {
+    let open = || plan.server.open().map_err(Exit::from);
+    match plan.command {
+        Command::Run(run) => {
+            let signals = Signals::take();
+            let signals =
+                signals.map_err(|error| Exit::cannot(format!("cannot start: {error}")))?;
+            run::run(open()?, run, signals).await
+        }
+        Command::Info { key, json } => show::info(open()?, &key, json).await,
+        Command::Release { key } => show::release(open()?, &key).await,
+        Command::Man => args::man(),
+    }
+}

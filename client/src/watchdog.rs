@@ -28,7 +28,8 @@ use crate::wire;
 /// within a second after it wakes up, no sleep is longer.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// One pipeline must not keep the server from others: a thousand renewals take it less than 1 ms.
+/// One pipeline must not keep the server from others: a thousand renewals take it a millisecond or
+/// two.
 const BATCH: usize = 1000;
 
 pub(crate) type LeaseId = u64;
@@ -51,6 +52,8 @@ pub(crate) enum Message {
     Leave(LeaseId),
     /// Any other command about a key.
     Ask(Vec<u8>, Cmd, Reply<Value>),
+    /// Tell when nothing is being asked for or given up.
+    Settled(Reply<()>),
 }
 
 /// How long an answer to any other command may take.
@@ -66,7 +69,7 @@ pub(crate) fn start(network: Network) -> Result<mpsc::UnboundedSender<Message>, 
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Error::Unreachable(format!("no watchdog can be started: {error}")))?;
+        .map_err(no_watchdog)?;
     let watchdog = Watchdog {
         network: Arc::new(network),
         inbox,
@@ -74,12 +77,17 @@ pub(crate) fn start(network: Network) -> Result<mpsc::UnboundedSender<Message>, 
         order: BTreeSet::new(),
         tasks: JoinSet::new(),
         next_id: 0,
+        settling: Vec::new(),
     };
     std::thread::Builder::new()
         .name("lockkeeper".to_owned())
         .spawn(move || runtime.block_on(watchdog.run()))
-        .map_err(|error| Error::Unreachable(format!("no watchdog can be started: {error}")))?;
+        .map_err(no_watchdog)?;
     Ok(sender)
+}
+
+fn no_watchdog(error: std::io::Error) -> Error {
+    Error::Unreachable(format!("no watchdog can be started: {error}"))
 }
 
 struct Watchdog {
@@ -90,6 +98,8 @@ struct Watchdog {
     order: BTreeSet<(Moment, LeaseId)>,
     tasks: JoinSet<Report>,
     next_id: LeaseId,
+    /// Who wants to hear when nothing is being asked for or given up.
+    settling: Vec<Reply<()>>,
 }
 
 struct Entry {
@@ -136,6 +146,7 @@ impl Watchdog {
         let mut messages = Vec::new();
         loop {
             let sleep = self.attend(clock::now());
+            self.tell_settled();
             if !open && self.leases.is_empty() && self.tasks.is_empty() {
                 return;
             }
@@ -251,12 +262,24 @@ impl Watchdog {
                     self.order.remove(&(at, id));
                 }
             }
+            Message::Settled(reply) => self.settling.push(reply),
             Message::Ask(key, command, reply) => {
                 let network = Arc::clone(&self.network);
                 self.tasks.spawn(async move {
                     let _ = reply.send(network.ask(&key, command, 0, ASK_TIMEOUT).await);
                     Report::Asked
                 });
+            }
+        }
+    }
+
+    fn tell_settled(&mut self) {
+        if !self.settling.is_empty()
+            && self.tasks.is_empty()
+            && !self.leases.values().any(|entry| entry.lease.is_given_up())
+        {
+            for reply in self.settling.drain(..) {
+                let _ = reply.send(Ok(()));
             }
         }
     }

@@ -1,0 +1,261 @@
+//! From words to a plan that makes sense.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::parser::ValueSource;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use lockkeeper::{Builder, Lockkeeper};
+
+use super::exit::{CONFLICT, Exit, USAGE};
+
+#[derive(Parser)]
+#[command(
+    name = "lockkeeper",
+    version,
+    about = "Runs a command while holding a lock on a Redis or Valkey server with the module lockkeeper.",
+    max_term_width = 100,
+    after_help = EXIT_CODES,
+    disable_help_subcommand = true
+)]
+struct Words {
+    #[command(subcommand)]
+    command: Subcommands,
+    #[command(flatten)]
+    server: ServerWords,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes of run:
+  the command's   it ended; 128 + n if signal n ended it
+  64              wrong usage
+  69              the server cannot be reached or refuses
+  75              not acquired in time (or the code given with -E)
+  76              the lock was lost, and the command was ended
+  126, 127        the command cannot be executed, is not found
+
+Durations are written like 500ms, 30s, 5m or '1h 30m'.
+Passwords belong into REDIS_URL, REDISCLI_AUTH or a file, never onto the command line.";
+
+#[derive(Args)]
+struct ServerWords {
+    /// The server: redis://[user@]host[:port][/db], rediss://… for TLS, unix:///path,
+    /// redis+sentinel://host,host/master or redis+cluster://host,host
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        env = "REDIS_URL",
+        hide_env_values = true
+    )]
+    #[arg(default_value = "redis://127.0.0.1:6379/")]
+    url: String,
+    /// Read the server's password from the first line of a file
+    #[arg(long, global = true, value_name = "FILE")]
+    password_file: Option<PathBuf>,
+    /// For rediss://, trust only certificates signed by the authority in this file (PEM)
+    #[arg(long, global = true, value_name = "FILE")]
+    cacert: Option<PathBuf>,
+    /// Say nothing; the exit code tells
+    #[arg(short, long, global = true)]
+    quiet: bool,
+}
+
+#[derive(Subcommand)]
+enum Subcommands {
+    /// Acquire a lock, run a command, release the lock
+    ///
+    /// Waits without bound unless told otherwise. The command is run without a shell; its input
+    /// and output are not touched. When the lock is lost, the command is ended before anybody
+    /// else can have the lock. Its environment tells LOCKKEEPER_KEY, LOCKKEEPER_OWNER and
+    /// LOCKKEEPER_FENCE.
+    #[command(after_help = EXIT_CODES)]
+    Run(RunWords),
+    /// Tell who holds a lock and who waits for it
+    Info {
+        /// As JSON, times in milliseconds
+        #[arg(long)]
+        json: bool,
+        /// The key of the lock
+        key: OsString,
+    },
+    /// Release a lock that somebody else holds
+    ///
+    /// For a holder that is known to be dead. It releases in the name of whoever holds the lock
+    /// now, and so cannot hit the next holder.
+    Release {
+        /// Say that you know that the holder is dead
+        #[arg(long, required = true)]
+        force: bool,
+        /// The key of the lock
+        key: OsString,
+    },
+    /// Print the manual page
+    #[command(hide = true)]
+    Man,
+}
+
+#[derive(Args)]
+struct RunWords {
+    /// How long the lock outlives this process if it dies
+    #[arg(long, default_value = "30s", value_parser = duration)]
+    ttl: Duration,
+    /// Wait for the lock that long, then give up
+    #[arg(short, long, value_name = "TIME", value_parser = duration, conflicts_with = "no_wait")]
+    wait: Option<Duration>,
+    /// Give up at once if the lock is busy
+    #[arg(short, long)]
+    no_wait: bool,
+    /// The exit code for giving up
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = CONFLICT)]
+    conflict_exit_code: u8,
+    /// Keep the lock that long after the grant when the command succeeds sooner, so that a job of
+    /// one second does not run again on a machine whose clock is slow
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration)]
+    at_least: Duration,
+    /// How long the command may take to end after SIGTERM, before SIGKILL
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    grace: Duration,
+    /// The first part of the owner's name; by default host:pid
+    #[arg(long)]
+    label: Option<String>,
+    /// The key of the lock
+    key: OsString,
+    /// The command, and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}, write it like 500ms or 30s"))
+}
+
+/// What was asked for.
+pub struct Plan {
+    /// Not opened yet: that starts a thread, and signals have to be taken before.
+    pub server: Builder,
+    pub command: Command,
+    pub quiet: bool,
+}
+
+pub enum Command {
+    Run(Run),
+    Info { key: Vec<u8>, json: bool },
+    Release { key: Vec<u8> },
+    Man,
+}
+
+pub struct Run {
+    pub key: Vec<u8>,
+    pub command: Vec<OsString>,
+    pub ttl: Duration,
+    pub wait: Wait,
+    pub conflict: u8,
+    pub at_least: Duration,
+    pub grace: Duration,
+}
+
+pub enum Wait {
+    No,
+    For(Duration),
+    ForEver,
+}
+
+pub fn parse() -> Result<Plan, Exit> {
+    let mut matches = Words::command().try_get_matches().map_err(refuse)?;
+    let url_is_public = matches.value_source("url") == Some(ValueSource::CommandLine);
+    let words = Words::from_arg_matches_mut(&mut matches).map_err(refuse)?;
+    let (label, command) = match words.command {
+        Subcommands::Run(run) => (run.label.clone(), Command::Run(run.plan())),
+        Subcommands::Info { json, key } => (
+            None,
+            Command::Info {
+                key: bytes(key),
+                json,
+            },
+        ),
+        Subcommands::Release { key, .. } => (None, Command::Release { key: bytes(key) }),
+        Subcommands::Man => (None, Command::Man),
+    };
+    let quiet = words.server.quiet;
+    let server = words
+        .server
+        .plan(label, url_is_public)
+        .map_err(|exit| exit.quietly(quiet))?;
+    Ok(Plan {
+        server,
+        command,
+        quiet,
+    })
+}
+
+impl RunWords {
+    fn plan(self) -> Run {
+        Run {
+            key: bytes(self.key),
+            command: self.command,
+            ttl: self.ttl,
+            wait: match (self.wait, self.no_wait) {
+                (_, true) => Wait::No,
+                (Some(wait), false) => Wait::For(wait),
+                (None, false) => Wait::ForEver,
+            },
+            conflict: self.conflict_exit_code,
+            at_least: self.at_least,
+            grace: self.grace,
+        }
+    }
+}
+
+impl ServerWords {
+    fn plan(self, label: Option<String>, url_is_public: bool) -> Result<Builder, Exit> {
+        let authority = self.url.split_once("://").map_or("", |(_, rest)| rest);
+        let user = authority
+            .split('/')
+            .next()
+            .and_then(|it| it.rsplit_once('@'));
+        if url_is_public && user.is_some_and(|(user, _)| user.contains(':')) {
+            return Err(Exit::saying(
+                USAGE,
+                "a password on the command line can be read by everybody on this machine, \
+                 put it into REDIS_URL, REDISCLI_AUTH or a file",
+            ));
+        }
+        let read = |path: &PathBuf| {
+            let cannot = |error| Exit::saying(USAGE, format!("{}: {error}", path.display()));
+            std::fs::read(path).map_err(cannot)
+        };
+        let mut builder = Lockkeeper::builder(self.url);
+        if let Some(label) = label {
+            builder = builder.label(label);
+        }
+        if let Some(path) = &self.password_file {
+            let text = String::from_utf8_lossy(&read(path)?).into_owned();
+            builder = builder.password(text.lines().next().unwrap_or_default());
+        } else if let Ok(password) = std::env::var("REDISCLI_AUTH") {
+            builder = builder.password(password);
+        }
+        if let Some(path) = &self.cacert {
+            builder = builder.root_ca(read(path)?);
+        }
+        Ok(builder)
+    }
+}
+
+/// Help is no error; anything else is wrong usage.
+fn refuse(error: clap::Error) -> Exit {
+    let _ = error.print();
+    Exit::with(if error.use_stderr() { USAGE } else { 0 })
+}
+
+pub fn man() -> Result<Exit, Exit> {
+    let mut page = Vec::new();
+    // Writing into a Vec cannot fail.
+    let _ = clap_mangen::Man::new(Words::command()).render(&mut page);
+    Exit::after_printing(&page)
+}
+
+fn bytes(key: OsString) -> Vec<u8> {
+    std::os::unix::ffi::OsStringExt::into_vec(key)
+}

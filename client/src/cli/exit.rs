@@ -1,0 +1,81 @@
+//! How the command ends.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use lockkeeper::Error;
+
+/// Wrong usage, as in sysexits.h.
+pub const USAGE: u8 = 64;
+/// The server is unreachable or refuses: EX_UNAVAILABLE.
+pub const UNAVAILABLE: u8 = 69;
+/// Not acquired in time, unless `-E` says otherwise: EX_TEMPFAIL.
+pub const CONFLICT: u8 = 75;
+/// The lock was lost while the command ran.
+pub const LOST: u8 = 76;
+/// The command cannot be executed, as shells say it.
+pub const CANNOT_EXECUTE: u8 = 126;
+/// There is no such command, as shells say it.
+pub const NOT_FOUND: u8 = 127;
+/// Added to the number of the signal that ended the command.
+pub const SIGNALLED: u8 = 128;
+
+/// A code, and what is to be said to the user first.
+#[derive(Debug)]
+pub struct Exit {
+    code: u8,
+    says: Option<String>,
+}
+
+impl Exit {
+    pub fn with(code: u8) -> Exit {
+        Exit { code, says: None }
+    }
+
+    pub fn saying(code: u8, says: impl Into<String>) -> Exit {
+        Exit {
+            code,
+            says: Some(says.into()),
+        }
+    }
+
+    /// Something that cannot be, on this system.
+    pub fn cannot(says: impl Into<String>) -> Exit {
+        Exit::saying(CANNOT_EXECUTE, says)
+    }
+
+    /// For what goes to standard output.
+    pub fn after_printing(text: &[u8]) -> Result<Exit, Exit> {
+        let mut stdout = std::io::stdout();
+        let written = stdout.write_all(text).and_then(|()| stdout.flush());
+        written.map_err(|error| Exit::cannot(format!("cannot write: {error}")))?;
+        Ok(Exit::with(0))
+    }
+
+    /// The code alone, if the user wants it so.
+    pub fn quietly(self, quiet: bool) -> Exit {
+        Exit {
+            says: self.says.filter(|_| !quiet),
+            ..self
+        }
+    }
+}
+
+impl From<Error> for Exit {
+    fn from(error: Error) -> Exit {
+        match error {
+            Error::Invalid(says) => Exit::saying(USAGE, says),
+            error => Exit::saying(UNAVAILABLE, error.to_string()),
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        if let Some(says) = exit.says {
+            // Nobody may be there to read it; the code tells all the same.
+            let _ = writeln!(std::io::stderr(), "lockkeeper: {says}");
+        }
+        ExitCode::from(exit.code)
+    }
+}
