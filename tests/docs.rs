@@ -89,6 +89,38 @@ fn in_time(reply: &str) -> String {
 }
 
 #[test]
+fn the_help_in_the_readme_is_the_help_of_the_command() {
+    let help = Command::new(support::command_line())
+        .args(["run", "-h"])
+        .env_clear()
+        .output()
+        .unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    assert_eq!(blocks("help"), [help.trim_end()]);
+}
+
+/// There it is compiled.
+#[test]
+fn the_example_of_the_helper_in_the_readme_is_one_of_its_documentation() {
+    let front_page = include_str!("../client/src/lib.rs");
+    let lines = front_page
+        .lines()
+        .map(|line| line.trim_start_matches("//!").trim_start_matches(' '));
+    let unindented = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+    // Lines that begin with a hash are hidden in the documentation.
+    let shown = lines
+        .filter(|line| !line.starts_with("# "))
+        .collect::<Vec<_>>()
+        .join("\n");
+    for example in blocks("rust") {
+        let example = example.replace("\n\n", "\n");
+        let shown = unindented(&shown.replace("\n\n", "\n"));
+        assert!(shown.contains(&unindented(&example)), "{example}");
+    }
+    assert!(!blocks("rust").is_empty());
+}
+
+#[test]
 fn the_readme_names_exactly_the_fields_of_info() {
     let server = Server::start();
     let info: String = redis::cmd("INFO")
