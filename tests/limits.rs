@@ -181,10 +181,12 @@ fn unloading_is_refused_with_a_sentence_while_access_rules_name_our_commands() {
             "{refused}"
         );
         let log = server.log().split_off(before);
-        assert!(
-            log.contains("the ACL rules of user 'somebody' name commands of lockkeeper"),
-            "{log}"
-        );
+        // Valkey 9 looks itself, before it asks us.
+        let sentence = match is_at_least(&mut redis, (99, 0), (9, 0)) {
+            true => "one or more ACL users reference commands from this module",
+            false => "the ACL rules of user 'somebody' name commands of lockkeeper",
+        };
+        assert!(log.contains(sentence), "{log}");
         assert_eq!(ask!(redis, "LOCK.INFO", "k"), NULL);
         assert_eq!(ask!(redis, "ACL", "DELUSER", "somebody"), YES);
     }
@@ -262,8 +264,8 @@ fn a_hundred_thousand_who_came_and_went_leave_nothing_behind() {
     let grown = resident(&server) - after_warm_up;
 
     println!("resident memory grew by {grown} bytes in 80,000 waits");
-    // 8 bytes for every wait would be more.
-    assert!(grown < 640_000, "{grown} bytes");
+    // The least that malloc gives takes 32 bytes; half of that, as it may settle in late.
+    assert!(grown < 80_000 * 16, "{grown} bytes");
     assert_eq!(gauge(&mut redis, "waiters"), 0);
     assert_eq!(ask!(redis, "MODULE", "UNLOAD", "lockkeeper"), OK);
 }
