@@ -161,6 +161,7 @@ fn unloading_is_refused_with_a_sentence_while_access_rules_name_our_commands() {
     let mut server = Server::start();
     let mut redis = server.connect();
     let has_categories = is_at_least(&mut redis, (7, 4), (8, 0));
+    let valkey_9 = is_at_least(&mut redis, (99, 0), (9, 0));
     for rules in [
         &["+lock.acquire"][..],
         &["+@all", "-lock.release"],
@@ -181,12 +182,11 @@ fn unloading_is_refused_with_a_sentence_while_access_rules_name_our_commands() {
             "{refused}"
         );
         let log = server.log().split_off(before);
-        // Valkey 9 looks itself, before it asks us.
-        let sentence = match is_at_least(&mut redis, (99, 0), (9, 0)) {
-            true => "one or more ACL users reference commands from this module",
-            false => "the ACL rules of user 'somebody' name commands of lockkeeper",
-        };
-        assert!(log.contains(sentence), "{log}");
+        let ours = "the ACL rules of user 'somebody' name commands of lockkeeper";
+        // Valkey 9 looks for some of these itself, before it asks us.
+        let its_own = "one or more ACL users reference commands from this module";
+        let its_own = valkey_9 && log.contains(its_own);
+        assert!(its_own || log.contains(ours), "{log}");
         assert_eq!(ask!(redis, "LOCK.INFO", "k"), NULL);
         assert_eq!(ask!(redis, "ACL", "DELUSER", "somebody"), YES);
     }
