@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Error, Lockkeeper, Lost, Ran, Released, Renewed, blocking};
-use support::client::{calls, ms, open, soon};
+use support::client::{calls, hold, ms, open, soon};
 use support::{OK, Server, ask, eventually, number, text};
 
 #[tokio::test]
@@ -162,6 +162,22 @@ async fn nothing_is_renewed_after_the_release() {
     tokio::time::sleep(ms(600)).await;
     assert_eq!(calls(&server, "lock.renew"), renewals);
     assert_eq!(calls(&server, "lock.release"), 1);
+}
+
+#[tokio::test]
+async fn what_is_released_is_not_lost() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    for key in ["released", "left"] {
+        let held = hold(&lockkeeper, key, ms(200)).await;
+        let lost = held.lost();
+        match key {
+            "left" => held.leave(),
+            _ => assert_eq!(held.release().await, Ok(Released::Yes)),
+        }
+        let told = tokio::time::timeout(ms(400), lost).await;
+        assert!(told.is_err(), "{key}: {told:?}");
+    }
 }
 
 #[tokio::test]

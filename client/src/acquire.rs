@@ -12,7 +12,7 @@ use crate::asking::{Request, Wait};
 use crate::blocking;
 use crate::error::Error;
 use crate::held::{Held, Released, received};
-use crate::lease::{Answer, Lost, MIN_TTL, Terms};
+use crate::lease::{Lost, MIN_TTL, Terms};
 use crate::network::Network;
 use crate::place::{Credentials, Place};
 use crate::watchdog::{self, Message};
@@ -179,11 +179,8 @@ impl Lockkeeper {
     ) -> Result<Released, Error> {
         let key = key.into();
         let command = wire::release(&key, owner.as_ref());
-        Ok(match wire::answer(self.ask(key, command).await?)? {
-            Answer::Yes => Released::Yes,
-            Answer::No(lost) => Released::Lost(lost),
-            Answer::Failed => Released::Lost(Lost::Gone),
-        })
+        let refused = wire::refused(self.ask(key, command).await?)?;
+        Ok(refused.map_or(Released::Yes, Released::Lost))
     }
 
     /// Resolves when all that was dropped or given up so far has been released, or has ended by

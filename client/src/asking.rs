@@ -11,7 +11,7 @@ use tracing::debug;
 
 use crate::clock;
 use crate::error::Error;
-use crate::lease::{Answer, Moment, Terms};
+use crate::lease::{Moment, Terms};
 use crate::network::Network;
 use crate::wire;
 
@@ -23,8 +23,7 @@ const OVERTIME: Duration = Duration::from_millis(60);
 /// ttl may be shorter, since what was granted long ago is renewed before it is handed out.
 const LEAST_TRY: Duration = Duration::from_secs(1);
 
-/// The pause before a server that gave an error is asked again, doubled every time up to the
-/// second: a server that restarts needs seconds, a proxy that cut a connection needs none.
+/// The pause before a server that gave an error is asked again, doubled every time: a server that restarts needs seconds, a proxy that cut a connection needs none.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
 
@@ -218,8 +217,8 @@ impl<'a> Asking<'a> {
         let ask = self
             .network
             .ask(key, command, *min_replicas, terms.attempt());
-        let answer = settle(&mut self.in_doubt, ask, wire::answer).await?;
-        Ok((answer == Answer::Yes).then_some(Grant { sent_at, ..grant }))
+        let refused = settle(&mut self.in_doubt, ask, wire::refused).await?;
+        Ok(refused.is_none().then_some(Grant { sent_at, ..grant }))
     }
 }
 

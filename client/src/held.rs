@@ -53,28 +53,37 @@ pub enum Released {
 /// The watchdog's end of what it shares with a handle.
 pub(crate) struct Grip {
     ends_at: Arc<AtomicU64>,
-    lost: watch::Sender<Option<Lost>>,
+    told: watch::Sender<Told>,
+}
+
+/// What the watchdog has told the holder.
+#[derive(Clone, Copy, Debug)]
+enum Told {
+    Nothing,
+    Lost(Lost),
+    /// The holder has let go, so there is nothing to lose any more.
+    LetGo,
 }
 
 /// The handle's end.
 pub(crate) struct Handle {
     /// Microseconds after boot: the handle reads it on any thread, without asking the watchdog.
     ends_at: Arc<AtomicU64>,
-    lost: watch::Receiver<Option<Lost>>,
+    told: watch::Receiver<Told>,
 }
 
 pub(crate) fn join(ends_at: Moment) -> (Grip, Handle) {
     let ends_at = Arc::new(AtomicU64::new(micros(ends_at)));
-    let (sender, receiver) = watch::channel(None);
+    let (sender, receiver) = watch::channel(Told::Nothing);
     let grip = Grip {
         ends_at: Arc::clone(&ends_at),
-        lost: sender,
+        told: sender,
     };
     (
         grip,
         Handle {
             ends_at,
-            lost: receiver,
+            told: receiver,
         },
     )
 }
@@ -93,7 +102,11 @@ impl Grip {
         if lost != Lost::MaxHold {
             self.ends_at.store(0, Ordering::Release);
         }
-        self.lost.send_replace(Some(lost));
+        self.told.send_replace(Told::Lost(lost));
+    }
+
+    pub(crate) fn let_go(self) {
+        self.told.send_replace(Told::LetGo);
     }
 }
 
@@ -152,26 +165,34 @@ impl Held {
 
     /// Why the lock is lost, if it is.
     pub fn loss(&self) -> Option<Lost> {
-        let told = *self.handle.lost.borrow();
-        // The clock is believed before the watchdog, which may not have run yet after a pause.
-        told.or_else(|| self.remaining().is_zero().then_some(Lost::Expired))
+        match *self.handle.told.borrow() {
+            Told::Lost(lost) => Some(lost),
+            // The clock is believed before the watchdog, which may not have run yet after a pause.
+            Told::Nothing | Told::LetGo => self.remaining().is_zero().then_some(Lost::Expired),
+        }
     }
 
     /// Resolves when the lock is lost, and says why; at once if it is lost already. A loss by
     /// silence is told before the server can give the lock to another; a deletion or a takeover
     /// by force is learnt at the next renewal, a third of the ttl later at most.
     ///
-    /// Borrows nothing, needs no particular runtime, and may be dropped and asked for again.
+    /// Borrows nothing, needs no particular runtime, and may be dropped and asked for again. Once
+    /// the lock is released or left it does not resolve any more.
     pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
-        let (loss, mut lost) = (self.loss(), self.handle.lost.clone());
+        let (loss, mut told) = (self.loss(), self.handle.told.clone());
         async move {
-            match loss {
-                Some(loss) => loss,
-                None => match lost.wait_for(Option::is_some).await.as_deref() {
-                    Ok(Some(lost)) => *lost,
-                    // The watchdog is gone and nobody renews.
-                    Ok(None) | Err(_) => Lost::Expired,
-                },
+            if let Some(lost) = loss {
+                return lost;
+            }
+            let told = told
+                .wait_for(|told| !matches!(told, Told::Nothing))
+                .await
+                .map(|told| *told);
+            match told {
+                Ok(Told::Lost(lost)) => lost,
+                Ok(Told::LetGo) => std::future::pending().await,
+                // The watchdog is gone and nobody renews.
+                Ok(Told::Nothing) | Err(_) => Lost::Expired,
             }
         }
     }

@@ -131,7 +131,7 @@ enum Report {
     },
     Answered {
         sent_at: Moment,
-        answers: Vec<(LeaseId, Result<Answer, Error>)>,
+        answers: Vec<(LeaseId, Result<Option<Lost>, Error>)>,
     },
     Asked,
 }
@@ -233,7 +233,7 @@ impl Watchdog {
                 let replies = network.exchange(node, batch, min_replicas, within).await;
                 let answers = replies
                     .into_iter()
-                    .map(|reply| reply.and_then(wire::answer));
+                    .map(|reply| reply.and_then(wire::refused));
                 Report::Answered {
                     sent_at,
                     answers: ids.into_iter().zip(answers).collect(),
@@ -256,10 +256,11 @@ impl Watchdog {
             Message::Release(id, keep_for, reply) => self.give_up(id, keep_for, Some(reply)),
             Message::Drop(id) => self.give_up(id, Duration::ZERO, None),
             Message::Leave(id) => {
-                if let Some(entry) = self.leases.remove(&id)
-                    && let Some(at) = entry.attention_at
-                {
-                    self.order.remove(&(at, id));
+                if let Some(mut entry) = self.leases.remove(&id) {
+                    entry.let_go();
+                    if let Some(at) = entry.attention_at {
+                        self.order.remove(&(at, id));
+                    }
                 }
             }
             Message::Settled(reply) => self.settling.push(reply),
@@ -317,7 +318,7 @@ impl Watchdog {
                 .lease
                 .give_up(entry.granted_at + keep_for, clock::now());
             entry.releasing = reply;
-            entry.grip = None;
+            entry.let_go();
             self.want_attention(id);
         }
     }
@@ -425,16 +426,17 @@ impl Entry {
         }
     }
 
-    fn answered(&mut self, sent_at: Moment, reply: Result<Answer, Error>, now: Moment) {
-        let answer = *reply.as_ref().unwrap_or(&Answer::Failed);
+    fn answered(&mut self, sent_at: Moment, reply: Result<Option<Lost>, Error>, now: Moment) {
+        let answer = match &reply {
+            Ok(None) => Answer::Yes,
+            Ok(Some(lost)) => Answer::No(*lost),
+            Err(_) => Answer::Failed,
+        };
         if !self.lease.answered(sent_at, answer, now) {
             return;
         }
         if self.lease.is_given_up() {
-            self.released = reply.map(|answer| match answer {
-                Answer::No(lost) => Released::Lost(lost),
-                Answer::Yes | Answer::Failed => Released::Yes,
-            });
+            self.released = reply.map(|refused| refused.map_or(Released::Yes, Released::Lost));
             if self.released.is_err() && self.lease.failures() >= RELEASE_FAILURES_TOLD {
                 self.tell_released();
             }
@@ -448,7 +450,7 @@ impl Entry {
             grip.extend(self.lease.ends_at());
         }
         // A no is told by `lose`, together with the loss.
-        if !matches!(reply, Ok(Answer::No(_))) {
+        if !matches!(answer, Answer::No(_)) {
             for renewing in self.renewing.drain(..) {
                 let _ = renewing.send(reply.clone().map(|_| Renewed::Yes));
             }
@@ -461,6 +463,13 @@ impl Entry {
             grip.lose(lost);
         }
         self.tell_if_lost();
+    }
+
+    /// The holder has let go: whoever still listens for a loss will hear of none.
+    fn let_go(&mut self) {
+        if let Some(grip) = self.grip.take() {
+            grip.let_go();
+        }
     }
 
     /// Answers those who want to hear of a renewal that will not come any more.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Value, cmd};
 
 use crate::error::Error;
-use crate::lease::{Answer, Lost};
+use crate::lease::Lost;
 
 /// The largest number the module takes: 2^53 - 1.
 const MAX_MS: u128 = (1 << 53) - 1;
@@ -58,12 +58,12 @@ pub(crate) fn fence(value: Value) -> Result<Option<u64>, Error> {
     }
 }
 
-/// What RENEW or RELEASE answered. Only exactly 1 is a yes.
-pub(crate) fn answer(value: Value) -> Result<Answer, Error> {
+/// How RENEW or RELEASE was refused; none if it was not. Only exactly 1 is a yes.
+pub(crate) fn refused(value: Value) -> Result<Option<Lost>, Error> {
     match value {
-        Value::Int(1) => Ok(Answer::Yes),
-        Value::Int(0) => Ok(Answer::No(Lost::Taken)),
-        Value::Nil => Ok(Answer::No(Lost::Gone)),
+        Value::Int(1) => Ok(None),
+        Value::Int(0) => Ok(Some(Lost::Taken)),
+        Value::Nil => Ok(Some(Lost::Gone)),
         other => Err(unexpected(&other)),
     }
 }

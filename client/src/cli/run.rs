@@ -183,7 +183,9 @@ async fn end(child: &mut Child, signals: &mut Signals, within: Duration) -> Resu
             () = sleep_until(kill_at.min(Instant::now() + LOOK)) => {}
         }
     }
-    child.end_all(Signal::SIGKILL);
+    if child.is_alive() {
+        child.end_all(Signal::SIGKILL);
+    }
     Ok(())
 }
 
