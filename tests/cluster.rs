@@ -19,10 +19,8 @@ const KEY: &str = "b";
 
 #[test]
 fn those_who_wait_for_a_key_that_moves_are_told_to_try_again_and_wait_on_the_new_node() {
-    let cluster = Cluster::start(2);
-    let [source, target] = &cluster.nodes[..] else {
-        unreachable!()
-    };
+    let cluster = Cluster::start();
+    let [source, target] = &cluster.nodes;
     let (mut at_source, mut at_target) = (source.connect(), target.connect());
     let slot = slot_of(&mut at_source, KEY);
     hold(&mut at_source, KEY);
@@ -46,10 +44,8 @@ fn those_who_wait_for_a_key_that_moves_are_told_to_try_again_and_wait_on_the_new
 
 #[test]
 fn those_who_wait_for_a_key_whose_slot_is_taken_by_force_are_told_to_try_again() {
-    let cluster = Cluster::start(2);
-    let [source, target] = &cluster.nodes[..] else {
-        unreachable!()
-    };
+    let cluster = Cluster::start();
+    let [source, target] = &cluster.nodes;
     let (mut at_source, mut at_target) = (source.connect(), target.connect());
     let slot = slot_of(&mut at_source, KEY);
     hold(&mut at_source, KEY);
@@ -69,10 +65,8 @@ fn those_who_wait_for_a_key_whose_slot_is_taken_by_force_are_told_to_try_again()
 
 #[test]
 fn those_who_wait_for_a_key_whose_slot_moves_in_one_step_are_told_to_try_again() {
-    let cluster = Cluster::start(2);
-    let [source, target] = &cluster.nodes[..] else {
-        unreachable!()
-    };
+    let cluster = Cluster::start();
+    let [source, target] = &cluster.nodes;
     let (mut at_source, mut at_target) = (source.connect(), target.connect());
     let slot = slot_of(&mut at_source, KEY);
     hold(&mut at_source, KEY);
@@ -101,10 +95,8 @@ fn those_who_wait_for_a_key_whose_slot_moves_in_one_step_are_told_to_try_again()
 
 #[test]
 fn a_release_while_the_slot_moves_hands_over_where_the_key_is() {
-    let cluster = Cluster::start(2);
-    let [source, target] = &cluster.nodes[..] else {
-        unreachable!()
-    };
+    let cluster = Cluster::start();
+    let [source, target] = &cluster.nodes;
     let (mut at_source, mut at_target) = (source.connect(), target.connect());
     let slot = slot_of(&mut at_source, KEY);
     let (source_id, target_id) = (node_id(&mut at_source), node_id(&mut at_target));
@@ -133,10 +125,8 @@ fn a_release_while_the_slot_moves_hands_over_where_the_key_is() {
 
 #[test]
 fn the_fence_grows_from_one_node_to_the_next() {
-    let cluster = Cluster::start(2);
-    let [source, target] = &cluster.nodes[..] else {
-        unreachable!()
-    };
+    let cluster = Cluster::start();
+    let [source, target] = &cluster.nodes;
     let (mut at_source, mut at_target) = (source.connect(), target.connect());
     let slot = slot_of(&mut at_source, KEY);
     let (source_id, target_id) = (node_id(&mut at_source), node_id(&mut at_target));
@@ -178,7 +168,7 @@ const MOVES: usize = 10;
 
 /// Moves the slot to and fro while `turns` runs.
 fn while_the_slot_moves<T: Send>(turns: impl FnOnce(&Cluster, &AtomicBool) -> T + Send) -> T {
-    let cluster = Cluster::start(2);
+    let cluster = Cluster::start();
     let slot = slot_of(&mut cluster.nodes[0].connect(), KEY);
     let enough = AtomicBool::new(false);
     thread::scope(|threads| {

@@ -77,20 +77,10 @@ fn an_owner_that_releases_gives_up_its_place_whoever_holds_the_lock() {
     assert_eq!(ask!(redis, "DEL", "k"), YES);
     hold(&mut redis, "k");
     let mut waiter = join(&server, "k", "waiter");
-    assert_eq!(ask!(redis, "DEL", "k"), YES);
-    fence(waiter.reply());
-    let mut waiter = join(&server, "k", "second");
-    pipe()
-        .atomic()
-        .cmd("DEL")
-        .arg("k")
-        .ignore()
-        .cmd("RPUSH")
-        .arg(&["k", "x"])
-        .ignore()
-        .query::<()>(&mut redis)
+    pipeline("MULTI; DEL k; RPUSH k x; EXEC")
+        .exec(&mut redis)
         .unwrap();
-    assert_eq!(error(ask!(redis, "LOCK.RELEASE", "k", "second")), WRONGTYPE);
+    assert_eq!(error(ask!(redis, "LOCK.RELEASE", "k", "waiter")), WRONGTYPE);
     assert_eq!(waiter.reply(), NULL);
     assert_eq!(gauge(&mut redis, "waiters"), 0);
 }
@@ -147,14 +137,8 @@ fn client_unblock_in_the_turn_of_the_grant_leaves_nobody_unanswered() {
     for how in ["TIMEOUT", "ERROR"] {
         hold(&mut redis, "k");
         let mut waiter = join(&server, "k", "waiter");
-        let mut same_turn = pipe();
-        same_turn.cmd("LOCK.RELEASE").arg("k").arg("holder");
-        same_turn
-            .cmd("CLIENT")
-            .arg("UNBLOCK")
-            .arg(waiter.id)
-            .arg(how);
-        same_turn.query::<Value>(&mut redis).unwrap();
+        let unblock = format!("LOCK.RELEASE k holder; CLIENT UNBLOCK {} {how}", waiter.id);
+        pipeline(&unblock).exec(&mut redis).unwrap();
         let answer = waiter.reply();
         if matches!(answer, Ok(Value::Int(_))) {
             assert_eq!(owner(&mut redis, "k").as_deref(), Some("waiter"));
@@ -255,19 +239,13 @@ struct Doubt {
 impl Doubt {
     /// In one read of the server: the grant, the end of the connection that it goes to, and `then`, whose
     /// answers `actor` gets next.
-    fn cast(server: &Server, redis: &mut Connection, actor: &mut Waiter, then: &[&str]) -> Doubt {
+    fn cast(server: &Server, redis: &mut Connection, actor: &mut Waiter, then: &str) -> Doubt {
         hold(redis, "k");
         let [first, second] = ["first", "second"].map(|owner| join(server, "k", owner));
-        let mut act = pipe();
-        act.cmd("LOCK.RELEASE")
-            .arg(&["k", "holder"])
-            .cmd("CLIENT")
-            .arg(&["KILL", "ID"])
-            .arg(first.id);
-        if let Some((name, arguments)) = then.split_first() {
-            act.cmd(name).arg(arguments);
-        }
-        actor.send_all(&act);
+        let id = first.id;
+        actor.send_all(&pipeline(&format!(
+            "LOCK.RELEASE k holder; CLIENT KILL ID {id}{then}"
+        )));
         Doubt { first, second }
     }
 }
@@ -279,7 +257,7 @@ fn a_grant_to_a_client_that_was_gone_goes_to_the_next() {
     let mut actor = Waiter::of(&server);
     let count = rounds(200, 1_000);
     for _ in 0..count {
-        let mut doubt = Doubt::cast(&server, &mut redis, &mut actor, &[]);
+        let mut doubt = Doubt::cast(&server, &mut redis, &mut actor, "");
 
         assert_eq!([actor.reply(), actor.reply()], [YES, YES]);
         assert!(doubt.first.is_closed());
@@ -297,16 +275,12 @@ fn a_grant_to_the_only_client_that_was_gone_frees_the_key() {
     hold(&mut redis, "k");
     let waiter = join(&server, "k", "waiter");
 
-    pipe()
-        .cmd("LOCK.RELEASE")
-        .arg(&["k", "holder"])
-        .ignore()
-        .cmd("CLIENT")
-        .arg(&["KILL", "ID"])
-        .arg(waiter.id)
-        .ignore()
-        .query::<()>(&mut redis)
-        .unwrap();
+    pipeline(&format!(
+        "LOCK.RELEASE k holder; CLIENT KILL ID {}",
+        waiter.id
+    ))
+    .exec(&mut redis)
+    .unwrap();
 
     eventually("the key is free", || ask!(redis, "EXISTS", "k") == NO);
     assert_eq!(gauge(&mut redis, "grants_taken_back_total"), 1);
@@ -320,7 +294,7 @@ fn a_grant_in_doubt_is_kept_when_its_owner_speaks_at_once() {
     for _ in 0..rounds(100, 1_000) {
         for spoken in ["LOCK.ACQUIRE", "LOCK.RENEW"] {
             // As if the owner came back on a connection that is heard in the same turn of the loop.
-            let spoken = [spoken, "k", "first", "100000"];
+            let spoken = format!("; {spoken} k first 100000");
             let mut doubt = Doubt::cast(&server, &mut redis, &mut actor, &spoken);
 
             assert_eq!([actor.reply(), actor.reply()], [YES, YES]);
@@ -348,7 +322,7 @@ fn of_the_owner_of_a_grant_in_doubt_and_the_next_in_line_exactly_one_is_told_yes
     let mut returned = Waiter::of(&server);
     let (mut to_first, mut to_second) = (0, 0);
     for round in 0..1_000 {
-        let mut doubt = Doubt::cast(&server, &mut redis, &mut actor, &[]);
+        let mut doubt = Doubt::cast(&server, &mut redis, &mut actor, "");
 
         // The owner asks again on another connection, more or less before the grant is taken back.
         let start = Instant::now();

@@ -139,16 +139,11 @@ fn a_grant_that_cannot_be_taken_back_does_not_keep_a_drained_module_loaded() {
     let mut redis = server.connect();
     hold(&mut redis, "k");
     let waiter = join(&server, "k", "waiter");
-    pipe()
-        .cmd("LOCK.RELEASE")
-        .arg(&["k", "holder"])
-        .cmd("CLIENT")
-        .arg(&["KILL", "ID"])
-        .arg(waiter.id)
-        .cmd("CONFIG")
-        .arg(&["SET", "min-replicas-to-write", "1"])
-        .exec(&mut redis)
-        .unwrap();
+    let doubt = format!(
+        "LOCK.RELEASE k holder; CLIENT KILL ID {}; CONFIG SET min-replicas-to-write 1",
+        waiter.id
+    );
+    pipeline(&doubt).exec(&mut redis).unwrap();
     assert_eq!(owner(&mut redis, "k").as_deref(), Some("waiter"));
 
     set_max_waiters(&mut redis, 0);

@@ -173,12 +173,7 @@ fn every_event_counts_in_its_own_number_and_in_no_other() {
     let killed = join(&server, "k", "killed");
     waiter.ask("k", "eve", LONG, LONG);
     eventually_wait(&mut redis, 2);
-    redis::pipe()
-        .cmd("LOCK.RELEASE")
-        .arg(&["k", "dan"])
-        .cmd("CLIENT")
-        .arg(&["KILL", "ID"])
-        .arg(killed.id)
+    pipeline(&format!("LOCK.RELEASE k dan; CLIENT KILL ID {}", killed.id))
         .exec(&mut redis)
         .unwrap();
     fence(waiter.reply());

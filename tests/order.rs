@@ -342,14 +342,8 @@ fn waiting_for_a_key_of_another_type_is_refused_and_those_who_wait_for_it_wait_o
     hold(&mut redis, "k");
     let mut waiter = join(&server, "k", "waiter");
 
-    let _: () = redis::pipe()
-        .atomic()
-        .cmd("DEL")
-        .arg("k")
-        .cmd("RPUSH")
-        .arg(&["k", "x"])
-        .ignore()
-        .query(&mut redis)
+    pipeline("MULTI; DEL k; RPUSH k x; EXEC")
+        .exec(&mut redis)
         .unwrap();
 
     let refused = ask!(redis, "LOCK.ACQUIRE", "k", "bob", LONG, "WAIT", LONG);

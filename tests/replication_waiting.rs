@@ -103,7 +103,10 @@ fn operate(redis: &mut Connection, dice: &mut Dice, round: u64, everybody: &Ever
         _ => match dice.below(20) {
             0 => ask!(redis, "FLUSHALL", "ASYNC"),
             1 => ask!(redis, "FLUSHDB"),
-            2 => evict(redis),
+            2 => pipeline("CONFIG SET maxmemory 1; CONFIG SET maxmemory 0")
+                .exec(redis)
+                .map(|()| Value::Okay)
+                .map_err(|error| error.to_string()),
             _ => ask!(redis, "LOCK.INFO", key),
         },
     }
@@ -112,17 +115,6 @@ fn operate(redis: &mut Connection, dice: &mut Dice, round: u64, everybody: &Ever
 const RELEASE_WHOEVER_HOLDS_IT: &str = "
     local value = redis.call('GET', KEYS[1])
     return value and redis.call('LOCK.RELEASE', KEYS[1], string.sub(value, 18))";
-
-/// Takes keys away as a server does that has no memory left.
-fn evict(redis: &mut Connection) -> Reply {
-    redis::pipe()
-        .cmd("CONFIG")
-        .arg(&["SET", "maxmemory", "1"])
-        .cmd("CONFIG")
-        .arg(&["SET", "maxmemory", "0"])
-        .query(redis)
-        .map_err(|error| error.to_string())
-}
 
 /// Value and end of every key of every database.
 fn contents(redis: &mut Connection) -> BTreeMap<(u64, Vec<u8>), (Reply, Reply)> {
@@ -260,8 +252,7 @@ fn after_a_failover_the_new_master_serves_those_who_come_to_it() {
     let replica = Server::replica_of(&master);
     let mut on_master = master.connect();
     let mut on_replica = replica.connect();
-    hold(&mut on_master, "k");
-    let old = fence(ask!(on_master, "LOCK.ACQUIRE", "k", "holder", LONG));
+    let old = hold(&mut on_master, "k");
     let mut line = ["a", "b"].map(|owner| join(&master, "k", owner));
 
     assert_eq!(ask!(on_master, "FAILOVER"), OK);
@@ -363,17 +354,11 @@ fn a_grant_in_doubt_during_a_pause_is_settled_after_it() {
     let first = join(&server, "k", "first");
     let mut second = join(&server, "k", "second");
 
-    redis::pipe()
-        .cmd("LOCK.RELEASE")
-        .arg(&["k", "holder"])
-        .cmd("CLIENT")
-        .arg(&["PAUSE", "300", "WRITE"])
-        .cmd("CLIENT")
-        .arg(&["KILL", "ID"])
-        .arg(first.id)
-        .ignore()
-        .query::<()>(&mut redis)
-        .unwrap();
+    let doubt = format!(
+        "LOCK.RELEASE k holder; CLIENT KILL ID {}; CLIENT PAUSE 300 WRITE",
+        first.id
+    );
+    pipeline(&doubt).exec(&mut redis).unwrap();
 
     fence(second.reply());
     assert_eq!(gauge(&mut redis, "grants_taken_back_total"), 1);

@@ -177,25 +177,6 @@ fn lateness_after(server: &Server, waiter: &mut Waiter, deed: &redis::Pipeline) 
     lateness
 }
 
-/// "DEL k" as a command.
-fn words(command: &str) -> redis::Cmd {
-    let (name, arguments) = command.split_once(' ').unwrap_or((command, ""));
-    let mut command = redis::cmd(name);
-    for argument in arguments.split_terminator(' ') {
-        command.arg(argument);
-    }
-    command
-}
-
-/// "DEL k; SET k thief" as two commands in one pipeline.
-fn pipeline(commands: &str) -> redis::Pipeline {
-    let mut pipeline = redis::pipe();
-    for command in commands.split("; ") {
-        pipeline.add_command(words(command)).ignore();
-    }
-    pipeline
-}
-
 #[test]
 fn whatever_others_do_to_free_the_key_wakes_the_next_soon() {
     let server = Server::start();

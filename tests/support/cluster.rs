@@ -1,4 +1,4 @@
-//! A cluster of real nodes on this machine, without replicas.
+//! A cluster of two real nodes on this machine, without replicas.
 
 use std::net::TcpListener;
 
@@ -9,51 +9,44 @@ use super::{OK, Server, Setup, ask, eventually, number};
 const SLOTS: usize = 16_384;
 
 pub struct Cluster {
-    pub nodes: Vec<Server>,
+    pub nodes: [Server; 2],
 }
 
 impl Cluster {
-    /// The slots are spread evenly, the first ones on the first node.
+    /// The first half of the slots is on the first node.
     #[track_caller]
-    pub fn start(count: usize) -> Cluster {
-        let mut nodes: Vec<Server> = Vec::new();
-        for n in 0..count {
+    pub fn start() -> Cluster {
+        let nodes = [0, 1].map(|n| {
             // Free now; the default, 10,000 above the port, may be no port at all.
             let bus = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-            let bus_port = bus.local_addr().unwrap().port();
+            let bus_port = bus.local_addr().unwrap().port().to_string();
             drop(bus);
             let node = Setup::new()
-                .args(&[
-                    "--cluster-enabled",
-                    "yes",
-                    "--cluster-announce-ip",
-                    "127.0.0.1",
-                ])
-                .args(&["--cluster-port", &bus_port.to_string()])
+                .args(&["--cluster-enabled", "yes", "--cluster-port", &bus_port])
+                .args(&["--cluster-announce-ip", "127.0.0.1"])
                 .start();
             let mut redis = node.connect();
-            let (first, end) = (n * SLOTS / count, (n + 1) * SLOTS / count);
+            let (first, end) = (n * SLOTS / 2, (n + 1) * SLOTS / 2);
             let added = ask!(redis, "CLUSTER", "ADDSLOTSRANGE", first, end - 1);
             assert_eq!(added, OK);
             assert_eq!(ask!(redis, "CLUSTER", "SET-CONFIG-EPOCH", n + 1), OK);
-            if let Some(first) = nodes.first() {
-                let meet = ["CLUSTER", "MEET", "127.0.0.1"];
-                let met = ask!(first.connect(), &meet, node.port(), bus_port);
-                assert_eq!(met, OK);
-            }
-            nodes.push(node);
-        }
-        let cluster = Cluster { nodes };
-        for node in &cluster.nodes {
+            (node, bus_port)
+        });
+        let [(first, _), (second, bus_port)] = &nodes;
+        let meet = ["CLUSTER", "MEET", "127.0.0.1"];
+        let met = ask!(first.connect(), &meet, second.port(), bus_port);
+        assert_eq!(met, OK);
+        let nodes = nodes.map(|(node, _)| node);
+        for node in &nodes {
             let mut redis = node.connect();
             eventually("the cluster is complete", || {
                 let about: String = redis::cmd("CLUSTER").arg("INFO").query(&mut redis).unwrap();
                 about.contains("cluster_state:ok")
-                    && about.contains(&format!("cluster_known_nodes:{count}\r"))
+                    && about.contains("cluster_known_nodes:2\r")
                     && about.contains(&format!("cluster_slots_ok:{SLOTS}\r"))
             });
         }
-        cluster
+        Cluster { nodes }
     }
 
     pub fn urls(&self) -> Vec<String> {

@@ -50,7 +50,7 @@ impl Waiter {
         reply(self.redis.recv_response())
     }
 
-    /// Whether all that was sent is answered, and the connection works.
+    /// Fails unless all that was sent has been answered and the connection works.
     #[track_caller]
     pub fn assert_no_more_replies(&mut self) {
         assert_eq!(
@@ -78,10 +78,29 @@ pub fn join(server: &Server, key: &str, owner: &str) -> Waiter {
     waiter
 }
 
-/// A lock held by "holder", for as long as the test likes.
+/// A lock held by "holder", for as long as the test likes; its fence.
 #[track_caller]
-pub fn hold(redis: &mut Connection, key: &str) {
-    super::fence(ask!(redis, "LOCK.ACQUIRE", key, "holder", LONG));
+pub fn hold(redis: &mut Connection, key: &str) -> i64 {
+    super::fence(ask!(redis, "LOCK.ACQUIRE", key, "holder", LONG))
+}
+
+/// "DEL k" as a command.
+pub fn words(command: &str) -> Cmd {
+    let (name, arguments) = command.split_once(' ').unwrap_or((command, ""));
+    let mut command = redis::cmd(name);
+    for argument in arguments.split_terminator(' ') {
+        command.arg(argument);
+    }
+    command
+}
+
+/// "DEL k; SET k thief" as two commands that the server reads and carries out together.
+pub fn pipeline(commands: &str) -> Pipeline {
+    let mut pipeline = redis::pipe();
+    for command in commands.split("; ") {
+        pipeline.add_command(words(command)).ignore();
+    }
+    pipeline
 }
 
 /// One field of LOCK.INFO; nil if nobody holds the lock and nobody waits.
