@@ -157,6 +157,11 @@ async fn tls_with_an_authority_of_our_own() {
     works(&server, &known.open().unwrap()).await;
 }
 
+/// A server that sends its data to a replica as soon as it is asked.
+fn master() -> Server {
+    Server::with(&["--repl-diskless-sync-delay", "0"])
+}
+
 /// Three sentinels that watch one master, ended by pid when dropped.
 struct Sentinels {
     _dir: TempDir,
@@ -229,7 +234,7 @@ impl Drop for Sentinels {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_survives_a_failover_by_sentinel() {
-    let mut master = Server::start();
+    let mut master = master();
     let replica = Server::replica_of(&master);
     let sentinels = Sentinels::watching(&master);
     let lockkeeper = Lockkeeper::open(&sentinels.url).unwrap();
@@ -403,7 +408,7 @@ fn stop_process(server: &Server, signal: i32) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_counts_from_what_enough_replicas_acknowledged() {
-    let master = Server::start();
+    let master = master();
     let replica = Server::replica_of(&master);
     let lockkeeper = open(&master);
     let safe = |key: &str| lockkeeper.acquire(key).ttl(ms(1500)).min_replicas(1);
@@ -437,7 +442,7 @@ async fn a_lease_counts_from_what_enough_replicas_acknowledged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_after_a_wait_is_acknowledged_too() {
-    let master = Server::start();
+    let master = master();
     let replica = Server::replica_of(&master);
     let lockkeeper = open(&master);
     let held = hold(&lockkeeper, "book", ms(30_000)).await;
@@ -455,7 +460,7 @@ async fn a_grant_after_a_wait_is_acknowledged_too() {
 
 #[tokio::test]
 async fn a_replica_alone_refuses_at_once() {
-    let master = Server::start();
+    let master = master();
     let replica = Server::replica_of(&master);
     let asked = open(&replica).acquire("book").wait(Duration::from_secs(20));
     assert!(refused(asked.await.map(|held| held.is_some())).starts_with("READONLY "));

@@ -16,8 +16,7 @@ use crate::watchdog::{LeaseId, Message};
 ///
 /// Dropping it releases in the background; [`release`](Held::release) does the same and tells how
 /// it went. Neither happens when the process ends first: then the lock ends by its ttl. After a
-/// fork only the parent holds it; in the child every question is answered with
-/// [`Lost::Expired`] and dropping does nothing.
+/// fork only the parent holds it: in the child it counts as lost, and dropping it does nothing.
 #[must_use = "a lock is released when its handle is dropped"]
 pub struct Held {
     id: LeaseId,
