@@ -31,9 +31,11 @@ run: build server-needs ## start a redis-server with the module on PORT (6379), 
 		'  redis-cli -p $(PORT) LOCK.RELEASE door alice' && \
 	redis-server --port $(PORT) --dir "$$dir" --save '' --loadmodule '$(abspath $(MODULE))'
 
-install: | $(MODULE) $(COMMAND) ## install the module to /usr/lib/redis/modules, the command to PREFIX/bin
+install: | $(MODULE) $(COMMAND) ## install the module to /usr/lib/redis/modules, command and man page below PREFIX
 	install -D -m 0755 $(MODULE) $(DESTDIR)$(MODULES)/liblockkeeper.so
 	install -D -m 0755 $(COMMAND) $(DESTDIR)$(PREFIX)/bin/lockkeeper
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	$(COMMAND) man > $(DESTDIR)$(PREFIX)/share/man/man1/lockkeeper.1
 
 # So that `sudo make install` after `make build` needs no cargo.
 $(MODULE) $(COMMAND):
@@ -41,6 +43,37 @@ $(MODULE) $(COMMAND):
 
 test: build test-needs .venv/ready ## run all tests, on the redis-server in SERVER if it is set
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test --workspace --no-fail-fast
+
+.PHONY: chaos
+
+chaos: build $(if $(SERVER),,server-needs) ## judge owners on a lock manager's worst days; SEED=1 MINUTES=10 (one turn), ONLY=cluster
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') CHAOS_SEED='$(or $(SEED),1)' CHAOS_MINUTES='$(or $(MINUTES),0)' \
+		CHAOS_ONLY='$(ONLY)' cargo test --test chaos -- --ignored --exact rounds --nocapture
+
+.PHONY: bench bench-check
+
+# Those of these questions that a server with DELIFEQ can tell more about are asked again there, if
+# `tests/servers/fetch valkey-9.1` has fetched one.
+NATIVE := target/servers/valkey-9.1/redis-server
+
+bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(PEERS:%=$(TARGET)/bench/%) ## measure against what people use (10 min); QUICK=1, ONLY='pair renew', PEERS=redlock
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench --bench bench -- $(ONLY)
+	$(if $(SERVER)$(ONLY),,$(if $(wildcard $(NATIVE)), \
+		LOCKKEEPER_TEST_SERVER='$(abspath $(NATIVE))' cargo bench --bench bench -- pair renew))
+
+bench-check: build $(if $(SERVER),,server-needs) ## count instructions against benches/instructions.json; UPDATE=1 writes it
+	$(call need,command -v valgrind,valgrind)
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench --bench instructions
+
+$(TARGET)/bench/python/ready: benches/peers/requirements.txt
+	$(call need,python3 -c 'import ensurepip',python3-venv)
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install --quiet --requirement $<
+	touch $@
+
+$(TARGET)/bench/redlock:
+	$(call need,command -v npm,npm)
+	npm install --silent --prefix $@ redlock@5.0.0-beta.2 ioredis@5
 
 lint: build-needs ## check format and lints
 	cargo fmt --all --check

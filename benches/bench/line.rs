@@ -1,0 +1,73 @@
+//! A connection that costs as little as can be, so that what is measured is the server.
+//!
+//! Commands are packed beforehand, and of replies only the lines are counted.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use crate::support::{PATIENCE, Server};
+
+/// A command as it goes over the wire.
+pub fn pack(words: &[&str]) -> Vec<u8> {
+    let mut command = redis::Cmd::new();
+    command.arg(words);
+    command.get_packed_command()
+}
+
+pub struct Line {
+    stream: TcpStream,
+    received: Vec<u8>,
+}
+
+impl Line {
+    pub fn to(server: &Server) -> Line {
+        Line::to_port(server.port())
+    }
+
+    pub fn to_port(port: u16) -> Line {
+        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let received = Vec::with_capacity(1 << 16);
+        Line { stream, received }
+    }
+
+    pub fn send(&mut self, packed: &[u8]) {
+        self.stream.write_all(packed).unwrap();
+    }
+
+    /// Reads so many lines: one for each number, status or null, two for each string.
+    #[track_caller]
+    pub fn receive(&mut self, lines: usize) -> &[u8] {
+        self.received.clear();
+        let mut seen = 0;
+        let mut chunk = [0; 1 << 14];
+        while seen < lines {
+            let read = self.stream.read(&mut chunk).expect("the server answers");
+            assert!(read > 0, "the server closed the connection");
+            seen += chunk[..read].iter().filter(|byte| **byte == b'\n').count();
+            self.received.extend_from_slice(&chunk[..read]);
+        }
+        let received = &self.received[..];
+        let text = || String::from_utf8_lossy(received);
+        assert!(seen == lines, "more than {lines} lines: {}", text());
+        // An error line may only be the first: one look, not one per line, while time is running.
+        assert!(received[0] != b'-', "the server refused: {}", text());
+        received
+    }
+
+    /// One command with a reply of one line.
+    #[track_caller]
+    pub fn ask(&mut self, packed: &[u8]) -> &[u8] {
+        self.send(packed);
+        self.receive(1)
+    }
+
+    /// The number in a reply of one line; none if it is null.
+    #[track_caller]
+    pub fn number(&mut self) -> Option<i64> {
+        let line = self.receive(1);
+        let text = std::str::from_utf8(line).unwrap().trim_end();
+        text.strip_prefix(':').map(|number| number.parse().unwrap())
+    }
+}

@@ -1,0 +1,141 @@
+//! Libraries in other languages, each run by a small program in `benches/peers`.
+//!
+//! Such a program gets the server's URL and the plan, and prints what its clients did as JSON:
+//! `[{"turns": [[asked, granted, releasing], …], "waiting_since": null}, …]` in seconds since the
+//! start. `make bench` installs what the two in Python need; `PEERS=redlock` adds node-redlock, which
+//! needs node and npm. Not here: Redisson and redsync, whose registries could not be reached from where
+//! this was written; a program like the others and a line in `peers` is all they need.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::contention::{Entry, Log, Plan, Turn};
+use crate::report::Report;
+use crate::support::Server;
+
+/// Where the Makefile installs what peers need.
+fn installed(file: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    target.join("bench").join(file)
+}
+
+fn program(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("benches/peers")
+        .join(file)
+}
+
+/// A program that runs one library: its words before the plan.
+struct Peer {
+    name: &'static str,
+    words: Vec<PathBuf>,
+    /// The variant of the library.
+    variant: &'static str,
+}
+
+fn peers(report: &mut Report) -> Vec<Peer> {
+    let python = installed("python/bin/python");
+    let mut peers = vec![];
+    if python.exists() {
+        let words = vec![python, program("python_locks.py")];
+        for (name, variant) in [
+            ("redis-py Lock, defaults (100 ms)", "redis-py"),
+            ("redis-py Lock, sleep=0.005", "redis-py-5ms"),
+            ("python-redis-lock, expire=30", "python-redis-lock"),
+        ] {
+            let words = words.clone();
+            peers.push(Peer {
+                name,
+                words,
+                variant,
+            });
+        }
+    } else {
+        report.note("Without the Python libraries: `make bench` installs them.");
+    }
+    if wanted("redlock") {
+        for (name, variant) in [
+            ("node-redlock, defaults (10 × 200 ms)", "default"),
+            ("node-redlock, retries of 10 ms", "10ms"),
+        ] {
+            let words = vec!["node".into(), program("redlock.cjs")];
+            peers.push(Peer {
+                name,
+                words,
+                variant,
+            });
+        }
+    }
+    peers
+}
+
+fn wanted(peer: &str) -> bool {
+    let peers = std::env::var("PEERS").unwrap_or_default();
+    peers.split_whitespace().any(|wanted| wanted == peer)
+}
+
+pub fn entries(report: &mut Report) -> Vec<Entry> {
+    let entry = |peer: Peer| Entry::new(peer.name, move |server, plan| run(&peer, server, plan));
+    peers(report).into_iter().map(entry).collect()
+}
+
+fn run(peer: &Peer, server: &Server, plan: Plan) -> Vec<Log> {
+    let output = start(&peer.words)
+        .arg(peer.variant)
+        .arg(server.url())
+        .arg(plan.clients.to_string())
+        .arg(plan.hold.as_secs_f64().to_string())
+        .arg(plan.pause.as_secs_f64().to_string())
+        .arg(plan.length.as_secs_f64().to_string())
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{} failed", peer.name);
+    let clients: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    clients.iter().map(log).collect()
+}
+
+fn start(words: &[impl AsRef<OsStr>]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).stdin(Stdio::null());
+    // For node, which else looks beside the program.
+    command.env("NODE_PATH", installed("redlock/node_modules"));
+    command
+}
+
+fn log(client: &Value) -> Log {
+    let turns = client["turns"].as_array().expect("an array of turns");
+    let turn = |turn: &Value| {
+        let time = |place: usize| turn[place].as_f64().expect("a number of seconds");
+        Turn {
+            asked: time(0),
+            granted: time(1),
+            releasing: time(2),
+        }
+    };
+    Log {
+        turns: turns.iter().map(turn).collect(),
+        waiting_since: client["waiting_since"].as_f64(),
+    }
+}
+
+/// µs for one uncontended acquire and release, by Python library.
+pub fn python_pairs(server: &Server, pairs: usize) -> Vec<(&'static str, f64)> {
+    let python = installed("python/bin/python");
+    if !python.exists() {
+        return vec![];
+    }
+    let pair = |variant: &'static str| {
+        let output = start(&[python.as_path(), &program("python_locks.py")])
+            .args([variant, &server.url(), "uncontended", &pairs.to_string()])
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        (variant, text.trim().parse().expect("a number of µs"))
+    };
+    ["redis-py", "python-redis-lock"].map(pair).to_vec()
+}
