@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
@@ -77,6 +77,13 @@ impl Process {
     fn signal(&self, signal: i32) {
         // SAFETY: a child of this test that nobody has waited for yet.
         assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
+    }
+
+    /// The two process ids that its command prints, a line each.
+    fn pids(&mut self) -> [i32; 2] {
+        let stdout = self.0.as_mut().unwrap().stdout.as_mut().unwrap();
+        let mut lines = BufReader::new(stdout).lines();
+        std::array::from_fn(|_| lines.next().unwrap().unwrap().trim().parse().unwrap())
     }
 
     fn end(mut self) -> Ended {
@@ -333,10 +340,7 @@ fn when_the_lock_is_taken_the_whole_pipeline_is_ended() {
     let server = Server::start();
     let script = "sleep 600 & echo $!; sleep 600 & echo $!; wait";
     let mut process = Process::start(run(&server, "--ttl 600ms job", script));
-    let mut pids = [0; 2];
-    let stdout = process.0.as_mut().unwrap().stdout.take().unwrap();
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(stdout));
-    pids.fill_with(|| lines.next().unwrap().unwrap().parse::<i32>().unwrap());
+    let pids = process.pids();
     assert!(pids.iter().all(|pid| is_alive(*pid)));
     take(&server, "job");
     let done = process.end();
@@ -514,7 +518,7 @@ fn as_the_first_process_of_a_container_it_reaps_and_forwards() {
         .stderr(Stdio::piped());
     let mut process = Process::start(command);
     let stdout = process.0.as_mut().unwrap().stdout.take().unwrap();
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(stdout));
+    let mut lines = BufReader::new(stdout).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "0", "zombies");
     assert_eq!(
         lines.next().unwrap().unwrap(),
@@ -533,37 +537,10 @@ fn as_the_first_process_of_a_container_it_reaps_and_forwards() {
     assert!(!held(&server, "job"), "released");
 }
 
-#[test]
-fn at_a_terminal_ctrl_c_reaches_the_command_once() {
-    let server = Server::start();
-    let script = "trap 'echo caught' INT; echo ready; sleep 1; sleep 1; exit 5";
-    let quoted = format!("{} run job -- sh -c \"{script}\"", command_line().display());
-    let mut command = Command::new("script");
-    command.args(["--quiet", "--return", "--command", &quoted, "/dev/null"]);
-    command
-        .env("REDIS_URL", server.url())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut output = child.stdout.take().unwrap();
-    let mut said = Vec::new();
-    while !said.windows(5).any(|window| window == b"ready") {
-        let mut byte = [0];
-        output.read_exact(&mut byte).unwrap();
-        said.push(byte[0]);
-    }
-    child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
-    output.read_to_end(&mut said).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(5));
-    assert_eq!(String::from_utf8_lossy(&said).matches("caught").count(), 1);
-    assert!(!held(&server, "job"), "released");
-}
-
-#[test]
-fn at_a_terminal_a_loss_ends_everything_that_the_command_started() {
-    let server = Server::start();
+/// `lockkeeper run` with these words, at a terminal of its own.
+fn at_terminal(server: &Server, words: &str, script: &str) -> Process {
     let quoted = format!(
-        "{} run --ttl 600ms job -- sh -c 'sleep 600 & echo pid=$!; sleep 600 & echo pid=$!; wait'",
+        "{} run {words} -- sh -c \"{script}\"",
         command_line().display()
     );
     let mut command = Command::new("script");
@@ -572,16 +549,41 @@ fn at_a_terminal_a_loss_ends_everything_that_the_command_started() {
         .env("REDIS_URL", server.url())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let stdout = child.stdout.take().unwrap();
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(stdout)).map(Result::unwrap);
-    let pids: Vec<i32> = lines
-        .by_ref()
-        .filter_map(|line| line.trim().strip_prefix("pid=")?.parse().ok())
-        .take(2)
-        .collect();
+    Process::start(command)
+}
+
+#[test]
+fn at_a_terminal_ctrl_c_reaches_the_command_once() {
+    let server = Server::start();
+    let script = "trap 'echo caught' INT; echo ready; sleep 1; sleep 1; exit 5";
+    let mut process = at_terminal(&server, "job", script);
+    let child = process.0.as_mut().unwrap();
+    let mut ready = [0; 7];
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut ready)
+        .unwrap();
+    assert_eq!(&ready, b"ready\r\n");
+    child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
+    let done = process.end();
+    assert_eq!(
+        (done.code, done.stdout.matches("caught").count()),
+        (5, 1),
+        "{done:?}"
+    );
+    assert!(!held(&server, "job"), "released");
+}
+
+#[test]
+fn at_a_terminal_a_loss_ends_everything_that_the_command_started() {
+    let server = Server::start();
+    let script = "sleep 600 & echo \\$!; sleep 600 & echo \\$!; wait";
+    let mut process = at_terminal(&server, "--ttl 600ms job", script);
+    let pids = process.pids();
     take(&server, "job");
-    assert_eq!(child.wait().unwrap().code(), Some(76));
+    assert_eq!(process.end().code, 76);
     eventually("all are ended", || !pids.iter().any(|pid| is_alive(*pid)));
 }
 

@@ -55,12 +55,7 @@ async fn busy_is_an_answer_not_an_error() {
 #[tokio::test]
 async fn the_watchdog_keeps_a_lock_ten_times_its_ttl() {
     let server = Server::start();
-    let held = open(&server)
-        .acquire("book")
-        .ttl(ms(1000))
-        .await
-        .unwrap()
-        .unwrap();
+    let held = hold(&open(&server), "book", ms(1000)).await;
     let mut redis = server.connect();
     let start = Instant::now();
     while start.elapsed() < ms(10_000) {
@@ -80,12 +75,7 @@ async fn the_watchdog_keeps_a_lock_ten_times_its_ttl() {
 #[tokio::test]
 async fn a_deleted_lock_is_lost_at_the_next_renewal() {
     let server = Server::start();
-    let held = open(&server)
-        .acquire("book")
-        .ttl(ms(600))
-        .await
-        .unwrap()
-        .unwrap();
+    let held = hold(&open(&server), "book", ms(600)).await;
     let start = Instant::now();
     assert_eq!(ask!(server.connect(), "DEL", "book"), support::YES);
     assert_eq!(soon(held.lost()).await, Lost::Gone);
@@ -108,12 +98,7 @@ async fn a_deleted_lock_is_lost_at_the_next_renewal() {
 async fn a_lock_that_was_taken_over_is_lost_and_the_new_holder_is_safe() {
     let server = Server::start();
     let mut redis = server.connect();
-    let held = open(&server)
-        .acquire("book")
-        .ttl(ms(600))
-        .await
-        .unwrap()
-        .unwrap();
+    let held = hold(&open(&server), "book", ms(600)).await;
     assert_eq!(ask!(redis, "SET", "book", "somebody", "PX", 60_000), OK);
     assert_eq!(soon(held.lost()).await, Lost::Taken);
 
@@ -150,12 +135,7 @@ async fn renew_asks_the_server_now() {
 async fn nothing_is_renewed_after_the_release() {
     let server = Server::start();
     let lockkeeper = open(&server);
-    let held = lockkeeper
-        .acquire("book")
-        .ttl(ms(300))
-        .await
-        .unwrap()
-        .unwrap();
+    let held = hold(&lockkeeper, "book", ms(300)).await;
     eventually("it is renewed", || calls(&server, "lock.renew") > 0);
     assert_eq!(held.release().await, Ok(Released::Yes));
     let renewals = calls(&server, "lock.renew");
@@ -208,12 +188,7 @@ async fn a_task_that_panics_releases() {
 #[tokio::test]
 async fn a_lock_that_is_left_lapses_by_itself() {
     let server = Server::start();
-    let held = open(&server)
-        .acquire("book")
-        .ttl(ms(400))
-        .await
-        .unwrap()
-        .unwrap();
+    let held = hold(&open(&server), "book", ms(400)).await;
     held.leave();
     let mut redis = server.connect();
     assert_eq!(ask!(redis, "EXISTS", "book"), support::YES);
@@ -226,12 +201,7 @@ async fn release_after_keeps_the_lock_so_long_after_the_grant() {
     let server = Server::start();
     let mut redis = server.connect();
     let lockkeeper = open(&server);
-    let held = lockkeeper
-        .acquire("minutely")
-        .ttl(ms(500))
-        .await
-        .unwrap()
-        .unwrap();
+    let held = hold(&lockkeeper, "minutely", ms(500)).await;
     assert_eq!(
         held.release_after(ms(50_000)).await,
         Ok(Released::Yes),

@@ -282,7 +282,8 @@ impl Acquire {
 
     /// Counts only what so many replicas acknowledged, so that a failover to one of them keeps the
     /// lock. A lock for which the replicas do not answer in time is lost, even if the master has
-    /// renewed it; the grant itself is refused with `NOREPLICAS`.
+    /// renewed it; the grant itself is refused with `NOREPLICAS`. Needs
+    /// the right to call WAIT.
     pub fn min_replicas(mut self, min_replicas: u32) -> Acquire {
         self.min_replicas = min_replicas;
         self

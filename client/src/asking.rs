@@ -143,21 +143,16 @@ impl<'a> Asking<'a> {
     }
 
     async fn try_once(&mut self) -> Result<Option<Grant>, Error> {
-        let Request {
-            key,
-            owner,
-            terms,
-            min_replicas,
-            ..
-        } = self.request;
-        let command = wire::acquire(key, owner, terms.ttl, None);
+        let request = self.request;
+        let command = wire::acquire(&request.key, &request.owner, request.terms.ttl, None);
         // Should the time run out during this, that is what was wrong.
         self.trouble
             .get_or_insert_with(|| Error::Unreachable("no answer in time".to_owned()));
         let sent_at = clock::now();
+        let limit = self.try_limit();
         let ask = self
             .network
-            .ask(key, command, *min_replicas, self.try_limit());
+            .ask(&request.key, command, request.min_replicas, limit);
         let fence = settle(&mut self.in_doubt, ask, wire::fence).await?;
         self.trouble = None;
         match fence {
@@ -167,25 +162,18 @@ impl<'a> Asking<'a> {
     }
 
     async fn wait_in_line(&mut self) -> Result<Option<Grant>, Error> {
-        let Request {
-            key,
-            owner,
-            label,
-            terms,
-            min_replicas,
-            ..
-        } = self.request;
+        let request = self.request;
         let Some(left) = self.time_left() else {
             return Ok(None);
         };
-        let command = wire::acquire(key, owner, terms.ttl, Some(left));
+        let command = wire::acquire(&request.key, &request.owner, request.terms.ttl, Some(left));
         let sent_at = clock::now();
-        let wait = self.network.wait(key, label, &command);
+        let wait = self.network.wait(&request.key, &request.label, &command);
         let Some(fence) = settle(&mut self.in_doubt, wait, wire::fence).await? else {
             return Ok(None);
         };
         let grant = Grant { fence, sent_at };
-        match min_replicas {
+        match request.min_replicas {
             0 => self.fresh(grant).await,
             // It was written by whoever handed it over, so what our connection could ask the
             // replicas about would not tell of it.
@@ -204,19 +192,14 @@ impl<'a> Asking<'a> {
 
     /// None if the grant has lapsed meanwhile.
     async fn renewed(&mut self, grant: Grant) -> Result<Option<Grant>, Error> {
-        let Request {
-            key,
-            owner,
-            terms,
-            min_replicas,
-            ..
-        } = self.request;
-        let command = wire::renew(key, owner, terms.ttl);
+        let request = self.request;
+        let command = wire::renew(&request.key, &request.owner, request.terms.ttl);
         self.in_doubt = true;
         let sent_at = clock::now();
+        let limit = request.terms.attempt();
         let ask = self
             .network
-            .ask(key, command, *min_replicas, terms.attempt());
+            .ask(&request.key, command, request.min_replicas, limit);
         let refused = settle(&mut self.in_doubt, ask, wire::refused).await?;
         Ok(refused.is_none().then_some(Grant { sent_at, ..grant }))
     }
