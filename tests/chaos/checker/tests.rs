@@ -1,0 +1,316 @@
+//! Hand-made histories. Times in milliseconds, every lease of a second.
+
+use super::*;
+
+const MS: Us = 1000;
+const TTL: Us = 1000;
+
+/// What one owner does, in the order it does it.
+struct Owner(u64);
+
+impl Owner {
+    fn event(&self, did: Did, asked: Us, answered: Us, answer: Answer) -> Event {
+        Event {
+            tenure: self.0,
+            key: 0,
+            did,
+            asked: asked * MS,
+            answer: Some((answered * MS, answer)),
+        }
+    }
+
+    fn asks(&self, asked: Us, answered: Us, answer: Answer) -> Event {
+        let wait = 10_000 * MS;
+        self.event(Did::Acquire { wait, safe: false }, asked, answered, answer)
+    }
+
+    fn acquires(&self, asked: Us, answered: Us, fence: u64) -> Event {
+        self.asks(asked, answered, held(asked, fence))
+    }
+
+    fn renews(&self, asked: Us, answered: Us, fence: u64) -> Event {
+        self.event(Did::Renew, asked, answered, held(asked, fence))
+    }
+
+    fn releases(&self, asked: Us, answered: Us) -> Event {
+        self.event(Did::Release, asked, answered, Answer::Released)
+    }
+
+    fn writes(&self, at: Us, fence: u64, answer: Answer) -> Event {
+        self.event(Did::Write { order: at, fence }, at, at, answer)
+    }
+}
+
+fn held(asked: Us, fence: u64) -> Answer {
+    let until = (asked + TTL) * MS;
+    Answer::Held { fence, until }
+}
+
+const ALICE: Owner = Owner(1);
+const BOB: Owner = Owner(2);
+
+fn history<const N: usize>(events: [Event; N]) -> History {
+    History {
+        events: events.to_vec(),
+        faults: vec![],
+        ttl: TTL * MS,
+    }
+}
+
+fn kinds(findings: &[Finding]) -> Vec<Kind> {
+    findings.iter().map(|finding| finding.kind).collect()
+}
+
+fn found<const N: usize>(events: [Event; N]) -> Vec<Kind> {
+    kinds(&check(&history(events)).violations)
+}
+
+fn fault(from: Us, to: Us, loses: bool, skew: Us) -> Fault {
+    Fault {
+        what: "test",
+        from: from * MS,
+        to: to * MS,
+        loses,
+        skew: skew * MS,
+    }
+}
+
+#[test]
+fn one_after_another_is_as_it_should_be() {
+    let events = [
+        ALICE.acquires(0, 1, 10),
+        ALICE.writes(2, 10, Answer::Accepted),
+        ALICE.renews(500, 501, 10),
+        ALICE.releases(900, 901),
+        BOB.acquires(100, 901, 11),
+        BOB.writes(902, 11, Answer::Accepted),
+        BOB.releases(903, 904),
+    ];
+    let verdict = check(&history(events));
+    assert_eq!(kinds(&verdict.violations), []);
+    assert_eq!((verdict.sections, verdict.lost.len()), (2, 0));
+}
+
+#[test]
+fn the_next_owner_after_the_end_of_a_lease_is_as_it_should_be() {
+    assert_eq!(
+        found([ALICE.acquires(0, 1, 10), BOB.acquires(1001, 1002, 11)]),
+        []
+    );
+}
+
+#[test]
+fn two_owners_at_one_instant_are_found() {
+    let events = [ALICE.acquires(0, 1, 10), BOB.acquires(900, 998, 11)];
+    assert_eq!(found(events), [Kind::TwoOwners]);
+}
+
+#[test]
+fn a_renewed_lease_counts_from_the_renewal() {
+    let events = [
+        ALICE.acquires(0, 1, 10),
+        ALICE.renews(800, 801, 10),
+        BOB.acquires(900, 1700, 11),
+    ];
+    assert_eq!(found(events), [Kind::TwoOwners]);
+}
+
+#[test]
+fn a_release_that_was_asked_for_is_not_certain_to_hold() {
+    let events = [
+        ALICE.acquires(0, 1, 10),
+        ALICE.releases(100, 200),
+        BOB.acquires(50, 101, 11),
+        BOB.releases(300, 301),
+    ];
+    assert_eq!(found(events), []);
+}
+
+#[test]
+fn a_lock_lost_by_a_failover_is_counted_apart() {
+    let events = [ALICE.acquires(0, 1, 10), BOB.acquires(900, 990, 11)];
+    let mut history = history(events);
+    history.faults = vec![fault(500, 800, true, 0)];
+    let verdict = check(&history);
+    assert_eq!(kinds(&verdict.violations), []);
+    assert_eq!(kinds(&verdict.lost), [Kind::TwoOwners]);
+
+    history.faults = vec![fault(500, 800, false, 0)];
+    assert!(
+        check(&history).found(Kind::TwoOwners),
+        "it must lose nothing"
+    );
+
+    history.faults = vec![fault(500, 800, false, 10)];
+    assert!(!check(&history).found(Kind::TwoOwners), "the clocks differ");
+}
+
+#[test]
+fn what_a_replica_acknowledged_is_never_excused_as_lost() {
+    let mut alice = ALICE.acquires(0, 1, 10);
+    alice.did = Did::Acquire {
+        wait: 0,
+        safe: true,
+    };
+    let mut history = history([alice, BOB.acquires(900, 990, 11)]);
+    history.faults = vec![fault(500, 800, true, 0)];
+    assert!(check(&history).found(Kind::TwoOwners));
+}
+
+#[test]
+fn a_failover_before_the_last_renewal_excuses_nothing() {
+    let events = [
+        ALICE.acquires(0, 1, 10),
+        ALICE.renews(850, 851, 10),
+        BOB.acquires(900, 1500, 11),
+    ];
+    let mut history = history(events);
+    history.faults = vec![fault(500, 800, true, 0)];
+    assert!(check(&history).found(Kind::TwoOwners));
+}
+
+#[test]
+fn a_lease_that_ends_before_its_time_is_found() {
+    let denied = ALICE.event(Did::Renew, 500, 501, Answer::Not);
+    assert_eq!(found([ALICE.acquires(0, 1, 10), denied]), [Kind::Robbed]);
+    let denied = ALICE.event(Did::Release, 500, 501, Answer::Not);
+    assert_eq!(found([ALICE.acquires(0, 1, 10), denied]), [Kind::Robbed]);
+    let denied = ALICE.event(Did::Renew, 1000, 1001, Answer::Not);
+    assert_eq!(found([ALICE.acquires(0, 1, 10), denied]), [], "it was over");
+}
+
+#[test]
+fn a_fence_given_twice_is_found() {
+    let events = [
+        ALICE.acquires(0, 1, 10),
+        ALICE.releases(2, 3),
+        BOB.acquires(4, 5, 10),
+    ];
+    assert_eq!(found(events), [Kind::SameFence]);
+}
+
+#[test]
+fn an_older_fence_after_a_newer_is_found_even_over_a_failover() {
+    let events = [
+        ALICE.acquires(0, 1, 10),
+        ALICE.releases(2, 3),
+        BOB.acquires(4, 5, 9),
+    ];
+    let mut history = history(events);
+    history.faults = vec![fault(2, 4, true, 0)];
+    assert_eq!(kinds(&check(&history).violations), [Kind::OlderFence]);
+}
+
+#[test]
+fn a_slow_reply_is_no_older_fence() {
+    let events = [
+        ALICE.acquires(0, 50, 10),
+        ALICE.releases(51, 52),
+        BOB.acquires(1, 40, 11),
+        BOB.releases(45, 46),
+    ];
+    assert_eq!(found(events), []);
+}
+
+#[test]
+fn a_storage_that_is_fooled_is_found() {
+    let writes = |first, second, answer: Answer| {
+        found([
+            ALICE.writes(1, first, Answer::Accepted),
+            BOB.writes(2, second, answer),
+        ])
+    };
+    assert_eq!(writes(10, 9, Answer::Accepted), [Kind::StorageFooled]);
+    assert_eq!(writes(10, 10, Answer::Accepted), [Kind::StorageFooled]);
+    assert_eq!(writes(10, 11, Answer::Accepted), []);
+    assert_eq!(writes(10, 9, Answer::Refused), []);
+}
+
+#[test]
+fn a_storage_that_refuses_an_owner_with_a_valid_lease_is_found() {
+    let refused = ALICE.writes(500, 10, Answer::Refused);
+    assert_eq!(
+        found([ALICE.acquires(0, 1, 10), refused]),
+        [Kind::OwnerRefused]
+    );
+    let refused = ALICE.writes(1001, 10, Answer::Refused);
+    assert_eq!(found([ALICE.acquires(0, 1, 10), refused]), []);
+}
+
+#[test]
+fn a_free_lock_that_nobody_is_given_is_found() {
+    let events = |told| {
+        [
+            ALICE.acquires(0, 1, 10),
+            ALICE.releases(100, 101),
+            BOB.acquires(50, told, 11),
+            BOB.renews(told, told + 1, 11),
+        ]
+    };
+    assert_eq!(found(events(102)), []);
+    assert_eq!(found(events(101 + MAX_IDLE / MS)), []);
+    assert_eq!(found(events(102 + MAX_IDLE / MS)), [Kind::NobodyWoken]);
+    let mut history = history(events(900));
+    history.faults = vec![fault(90, 95, false, 0)];
+    assert!(
+        !check(&history).found(Kind::NobodyWoken),
+        "there was a fault"
+    );
+}
+
+#[test]
+fn a_lock_that_nobody_waits_for_may_be_free() {
+    let events = [
+        ALICE.acquires(0, 1, 10),
+        ALICE.releases(100, 101),
+        BOB.acquires(5000, 5001, 11),
+    ];
+    assert_eq!(found(events), []);
+}
+
+#[test]
+fn who_may_hold_the_lock_unknowingly_keeps_it_busy() {
+    let failed = ALICE.asks(90, 100, Answer::Failed("reset".into()));
+    let events = [
+        failed,
+        BOB.acquires(50, 1000, 11),
+        BOB.renews(1000, 1001, 11),
+    ];
+    assert_eq!(found(events), []);
+}
+
+#[test]
+fn a_question_that_nobody_answers_is_found() {
+    let mut asked = ALICE.acquires(0, 1, 10);
+    asked.answer = None;
+    assert_eq!(found([asked]), [Kind::Unanswered]);
+}
+
+#[test]
+fn an_answer_that_comes_late_is_found_unless_there_was_a_fault() {
+    let late = ALICE.asks(0, 12_001, Answer::Not);
+    assert_eq!(found([late.clone()]), [Kind::AnsweredLate]);
+    assert_eq!(found([ALICE.asks(0, 11_999, Answer::Not)]), []);
+    let mut history = history([late]);
+    history.faults = vec![fault(500, 800, false, 0)];
+    assert_eq!(kinds(&check(&history).violations), []);
+}
+
+#[test]
+fn a_newcomer_who_passes_one_in_line_is_found() {
+    const CAROL: Owner = Owner(3);
+    let events = |carol_asks| {
+        [
+            ALICE.acquires(0, 1, 10),
+            BOB.acquires(2, 1900, 12),
+            ALICE.releases(900, 901),
+            CAROL.acquires(carol_asks, 902, 11),
+            CAROL.releases(1899, 1900),
+        ]
+    };
+    assert_eq!(found(events(700)), [Kind::PassedOver]);
+    assert_eq!(found(events(600)), [], "they came at about the same time");
+    let mut history = history(events(700));
+    history.faults = vec![fault(90, 95, false, 0)];
+    assert_eq!(kinds(&check(&history).violations), []);
+}

@@ -1,0 +1,172 @@
+//! A cluster of two masters, the first of which has a replica.
+
+use redis::Connection;
+
+use super::sentinels::free_port;
+use crate::support::cluster::{node_id, slot_of};
+use crate::support::{OK, Server, Setup, ask, eventually};
+
+const TIMEOUT_MS: &str = "1000";
+
+pub struct Nodes {
+    /// 0 is the master with a replica, 1 the other master, 2 the replica.
+    nodes: [Server; 3],
+}
+
+impl Nodes {
+    pub fn start() -> Nodes {
+        let started = [0, 1, 2].map(|number: u16| {
+            let bus_port = free_port().to_string();
+            let node = Setup::new()
+                .args(&["--cluster-enabled", "yes", "--cluster-port", &bus_port])
+                .args(&["--cluster-announce-ip", "127.0.0.1"])
+                .args(&["--cluster-node-timeout", TIMEOUT_MS])
+                .start();
+            let mut redis = node.connect();
+            let add = ["CLUSTER", "ADDSLOTSRANGE"];
+            let added = match number {
+                0 => ask!(redis, &add, 0, 8191),
+                1 => ask!(redis, &add, 8192, 16_383),
+                _ => OK,
+            };
+            assert_eq!(added, OK);
+            let epoch = ["CLUSTER", "SET-CONFIG-EPOCH"];
+            assert_eq!(ask!(redis, &epoch, number + 1), OK);
+            (node, bus_port)
+        });
+        let mut first = started[0].0.connect();
+        let meet = ["CLUSTER", "MEET", "127.0.0.1"];
+        for (node, bus_port) in &started[1..] {
+            assert_eq!(ask!(first, &meet, node.port(), bus_port), OK);
+        }
+        let nodes = Nodes {
+            nodes: started.map(|(node, _)| node),
+        };
+        let master = node_id(&mut first);
+        eventually("the replica follows", || {
+            let mut replica = nodes.nodes[2].connect();
+            ask!(replica, "CLUSTER", "REPLICATE", &master) == OK
+        });
+        nodes.eventually_ready();
+        nodes
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(Server::url).collect()
+    }
+
+    /// To the other master, wherever it is.
+    pub fn move_slot_of(&self, key: &str) {
+        let mut redis = self.nodes[0].connect();
+        let slot = slot_of(&mut redis, key);
+        let id = node_id(&mut redis);
+        let here = has(&mut redis, &id, slot);
+        let (from, to) = if here { (0, 1) } else { (1, 0) };
+        self.move_slot(slot, from, to);
+    }
+
+    /// With its keys, as redis-cli does.
+    fn move_slot(&self, slot: i64, from: usize, to: usize) {
+        let [mut source, mut target] = [from, to].map(|node| self.nodes[node].connect());
+        let (source_id, target_id) = (node_id(&mut source), node_id(&mut target));
+        let set_slot = ["CLUSTER", "SETSLOT"];
+        assert_eq!(ask!(target, &set_slot, slot, "IMPORTING", source_id), OK);
+        assert_eq!(ask!(source, &set_slot, slot, "MIGRATING", &target_id), OK);
+        loop {
+            let mut list = redis::cmd("CLUSTER");
+            list.arg("GETKEYSINSLOT").arg(slot).arg(100);
+            let keys: Vec<Vec<u8>> = list.query(&mut source).unwrap();
+            if keys.is_empty() {
+                break;
+            }
+            let mut migrate = redis::cmd("MIGRATE");
+            migrate.arg("127.0.0.1").arg(self.nodes[to].port());
+            migrate.arg("").arg(0).arg(10_000).arg("KEYS").arg(keys);
+            migrate.query::<()>(&mut source).unwrap();
+        }
+        for redis in [&mut target, &mut source] {
+            assert_eq!(ask!(redis, &set_slot, slot, "NODE", &target_id), OK);
+        }
+        // Before the next move, or an older word of one may count more than a newer of the other.
+        eventually("all know where the slot is", || {
+            let has_it = |node: &Server| has(&mut node.connect(), &target_id, slot);
+            self.nodes.iter().all(has_it)
+        });
+        eventually("all know of the epoch", || {
+            let epoch = |node: &Server| epoch_of(&mut node.connect(), &target_id);
+            self.nodes
+                .iter()
+                .all(|node| epoch(node) == epoch(&self.nodes[to]))
+        });
+    }
+
+    pub fn kill_and_fail_over(&mut self) {
+        self.nodes[0].kill9();
+        self.nodes.swap(0, 2);
+        for node in &self.nodes[..2] {
+            let mut redis = node.connect();
+            let replaced = &self.nodes[0];
+            let id = node_id(&mut replaced.connect());
+            eventually("the replica has taken over", || {
+                let nodes = known(&mut redis);
+                let master = nodes.lines().find(|line| line.starts_with(&id));
+                master.is_some_and(|line| line.contains("master") && !line.contains("slave"))
+                    && is_well(&mut redis)
+            });
+        }
+    }
+
+    pub fn start_killed_again(&mut self) {
+        self.nodes[2].start_again();
+        self.eventually_ready();
+    }
+
+    fn eventually_ready(&self) {
+        for node in &self.nodes {
+            let mut redis = node.connect();
+            eventually("all nodes are well", || {
+                let nodes = known(&mut redis);
+                is_well(&mut redis)
+                    && nodes.lines().count() == 3
+                    && nodes.matches("slave").count() == 1
+                    && !nodes.contains("fail")
+            });
+        }
+        let mut replica = self.nodes[2].connect();
+        eventually("the replica is in sync", || {
+            let info: String = redis::cmd("INFO")
+                .arg("replication")
+                .query(&mut replica)
+                .unwrap();
+            info.contains("master_link_status:up")
+        });
+    }
+}
+
+fn known(redis: &mut Connection) -> String {
+    redis::cmd("CLUSTER").arg("NODES").query(redis).unwrap()
+}
+
+fn is_well(redis: &mut Connection) -> bool {
+    let info: String = redis::cmd("CLUSTER").arg("INFO").query(redis).unwrap();
+    info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
+}
+
+/// Whether a node serves the slot, by the word of the one that is asked.
+fn has(redis: &mut Connection, id: &str, slot: i64) -> bool {
+    let nodes = known(redis);
+    let node = nodes.lines().find(|line| line.starts_with(id)).unwrap();
+    node.split(' ').skip(8).any(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        match (first.parse::<i64>(), last.parse::<i64>()) {
+            (Ok(first), Ok(last)) => (first..=last).contains(&slot),
+            _ => false,
+        }
+    })
+}
+
+fn epoch_of(redis: &mut Connection, id: &str) -> String {
+    let nodes = known(redis);
+    let node = nodes.lines().find(|line| line.starts_with(id)).unwrap();
+    node.split(' ').nth(6).unwrap().to_owned()
+}

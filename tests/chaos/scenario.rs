@@ -1,0 +1,243 @@
+//! The worst days: real servers, owners at work, and what is done to the servers meanwhile.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::Lockkeeper;
+
+use super::client::{Client, Place, Raw};
+use super::dice::Dice;
+use super::history::History;
+use super::nodes::Nodes;
+use super::sentinels::Sentinels;
+use super::worker::{self, Run};
+use crate::support::{OK, Server, Setup, ask, eventually, info};
+
+const NOTHING: Duration = Duration::ZERO;
+
+/// The fences of a new master begin a second ahead, and promise more once it has been one for that
+/// long.
+const SETTLED: Duration = Duration::from_millis(1200);
+
+/// Runs `raw` clients and `helpers` through `lockkeeper` while `disturb` does its worst.
+pub fn run<C: Client>(
+    run: Run,
+    raw: Vec<C>,
+    helpers: Option<(&Lockkeeper, &[bool])>,
+    disturb: impl FnOnce(&Run),
+) -> History {
+    thread::scope(|threads| {
+        let run = &run;
+        // However the disturbance ends, or a failed test would never.
+        let _stop = StopAtEnd(run);
+        for (number, client) in raw.into_iter().enumerate() {
+            threads.spawn(move || worker::raw(run, number as u64, client));
+        }
+        if let Some((lockkeeper, safe)) = helpers {
+            for (number, safe) in safe.iter().enumerate() {
+                let number = 1000 + number as u64;
+                threads.spawn(move || worker::helper(run, number, lockkeeper, *safe));
+            }
+        }
+        disturb(run);
+    });
+    run.history()
+}
+
+struct StopAtEnd<'r>(&'r Run);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+pub fn raws(number: usize, place: &Place) -> Vec<Raw> {
+    (0..number).map(|_| Raw::at(place.clone())).collect()
+}
+
+/// Until so many critical sections more are through, and a server that has just begun is settled.
+pub fn load(run: &Run, sections: usize) {
+    let (before, start) = (run.sections(), Instant::now());
+    eventually("owners go on by themselves", || {
+        run.sections() >= before + sections && start.elapsed() >= SETTLED
+    });
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Durability {
+    Always,
+    EverySecond,
+    Snapshots,
+}
+
+/// One server, killed and started again.
+pub fn restarts(seed: u64, rounds: usize, durability: Durability) -> History {
+    let mut server = Server::with(match durability {
+        Durability::Always => &["--appendonly", "yes", "--appendfsync", "always"][..],
+        Durability::EverySecond => &["--appendonly", "yes", "--appendfsync", "everysec"],
+        Durability::Snapshots => &["--save", "1 1"],
+    });
+    let loses = durability != Durability::Always;
+    let lockkeeper = Lockkeeper::open(server.url()).unwrap();
+    let place = Place::at(server.url());
+    let shared = Run::new(seed, 3, Duration::from_millis(500));
+    let helpers = Some((&lockkeeper, &[false; 3][..]));
+    run(shared, raws(7, &place), helpers, |run| {
+        for _ in 0..rounds {
+            load(run, 30);
+            run.fault("kill -9 and restart", loses, NOTHING, || {
+                server.kill9();
+                server.start_again();
+            });
+        }
+        load(run, 30);
+    })
+}
+
+/// Master and replica under three sentinels. The master is killed; the replica's clock is 500 ms
+/// behind.
+pub fn failovers(seed: u64, rounds: usize) -> History {
+    let skew = Duration::from_millis(500);
+    let (mut master, mut replica) = pair(-500);
+    let sentinels = Sentinels::watching(&master);
+    let lockkeeper = Lockkeeper::open(sentinels.url()).unwrap();
+    let place = Place::Sentinels(sentinels.hosts.clone());
+    let shared = Run::new(seed, 6, Duration::from_millis(1500));
+    let helpers = Some((&lockkeeper, &[false, false, true, true][..]));
+    run(shared, raws(6, &place), helpers, |run| {
+        for _ in 0..rounds {
+            load(run, 40);
+            run.fault("master killed", true, skew, || {
+                master.kill9();
+                eventually("a sentinel promotes the replica", || is_master(&replica));
+            });
+            std::mem::swap(&mut master, &mut replica);
+            replica.start_again();
+            follow(&replica, &master);
+            sentinels.eventually_ready();
+        }
+        load(run, 40);
+    })
+}
+
+/// Master and replica change their roles by FAILOVER.
+pub fn planned(seed: u64, rounds: usize) -> History {
+    let skew = Duration::from_millis(500);
+    let (mut master, mut replica) = pair(-500);
+    let place = Place::Either(vec![master.url(), replica.url()]);
+    let shared = Run::new(seed, 4, Duration::from_millis(1000));
+    run(shared, raws(8, &place), None, |run| {
+        for _ in 0..rounds {
+            load(run, 40);
+            run.fault("FAILOVER", false, skew, || {
+                assert_eq!(ask!(master.connect(), "FAILOVER"), OK);
+                eventually("the replica is master", || {
+                    is_master(&replica) && !is_master(&master)
+                });
+            });
+            std::mem::swap(&mut master, &mut replica);
+            eventually_in_sync(&replica);
+        }
+        load(run, 40);
+    })
+}
+
+/// A replica is cut off, what the master says meanwhile is lost, and the replica takes over.
+pub fn lossy_promotion<C: Client>(seed: u64, client: impl Fn(Place) -> C) -> History {
+    let (mut master, replica) = pair(0);
+    let address = std::sync::Arc::new(std::sync::Mutex::new(master.url()));
+    let clients = (0..6).map(|_| client(Place::At(address.clone()))).collect();
+    let shared = Run::new(seed, 2, Duration::from_millis(500));
+    run(shared, clients, None, |run| {
+        load(run, 30);
+        run.fault("promotion of a replica that lagged", true, NOTHING, || {
+            assert_eq!(ask!(replica.connect(), "REPLICAOF", "NO", "ONE"), OK);
+            let before = run.sections();
+            eventually("the master goes on", || run.sections() > before + 10);
+            *address.lock().unwrap() = replica.url();
+            master.kill9();
+        });
+        load(run, 30);
+    })
+}
+
+/// Nothing is done to the server.
+pub fn quiet<C: Client>(seed: u64, server: &Server, client: impl Fn(Place) -> C) -> History {
+    let place = Place::at(server.url());
+    let clients = (0..8).map(|_| client(place.clone())).collect();
+    let shared = Run::new(seed, 2, Duration::from_millis(200));
+    run(shared, clients, None, |run| load(run, 60))
+}
+
+/// A cluster: a slot moves back and forth, and a master is killed and replaced by its replica.
+pub fn cluster(seed: u64, rounds: usize) -> History {
+    let mut nodes = Nodes::start();
+    let urls = nodes.urls();
+    let hosts: Vec<_> = urls
+        .iter()
+        .map(|url| url["redis://".len()..].trim_end_matches('/'))
+        .collect();
+    let lockkeeper = Lockkeeper::open(format!("redis+cluster://{}", hosts.join(","))).unwrap();
+    let place = Place::Cluster(urls.clone());
+    let shared = Run::new(seed, 5, Duration::from_millis(1500));
+    let helpers = Some((&lockkeeper, &[false; 4][..]));
+    let mut dice = Dice::new(seed, 500);
+    run(shared, raws(5, &place), helpers, |run| {
+        for _ in 0..rounds {
+            for _ in 0..2 {
+                load(run, 30);
+                let key = format!("lock:{}", dice.of(0..run.keys as u64));
+                run.fault("slot moved", false, NOTHING, || nodes.move_slot_of(&key));
+            }
+            load(run, 30);
+            run.fault("master of the cluster killed", true, NOTHING, || {
+                nodes.kill_and_fail_over()
+            });
+            nodes.start_killed_again();
+        }
+        load(run, 30);
+    })
+}
+
+/// A master and its replica, whose clock is so far ahead.
+fn pair(ahead_ms: i64) -> (Server, Server) {
+    let master = Server::start();
+    let replica = Setup::new().clock_ms(ahead_ms).start();
+    follow(&replica, &master);
+    (master, replica)
+}
+
+fn follow(replica: &Server, master: &Server) {
+    let done = ask!(replica.connect(), "REPLICAOF", "127.0.0.1", master.port());
+    assert!(done.is_ok(), "{done:?}");
+    eventually_in_sync(replica);
+}
+
+fn eventually_in_sync(replica: &Server) {
+    eventually("the replica is in sync", || {
+        about(replica, "master_link_status").as_deref() == Some("up")
+    });
+}
+
+fn is_master(server: &Server) -> bool {
+    about(server, "role").as_deref() == Some("master")
+}
+
+/// Of a server that closes connections while it changes its role.
+fn about(server: &Server, field: &str) -> Option<String> {
+    let url = format!("unix://{}", server.socket().display());
+    let mut redis = redis::Client::open(url).ok()?.get_connection().ok()?;
+    let info: String = redis::cmd("INFO")
+        .arg("replication")
+        .query(&mut redis)
+        .ok()?;
+    let value = info
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    value.map(str::to_owned)
+}
+
+pub fn version(server: &Server) -> String {
+    info(&mut server.connect(), "server", "redis_version")
+}
