@@ -266,8 +266,10 @@ impl Judge<'_> {
         let mut latest: Option<(Us, u64)> = None;
         for pair in holds.windows(2) {
             let [older, newer] = pair else { unreachable!() };
-            let last_yes = older.yeses.iter().map(|(asked, _)| *asked).max();
-            let last_yes = (last_yes.unwrap_or(older.told), older.tenure);
+            // What the server said, not what its owner believed: a lease counts from the question.
+            let ends = older.yeses.iter().map(|(_, until)| *until);
+            let last_yes = ends.max().unwrap_or(0).saturating_sub(self.history.ttl);
+            let last_yes = (last_yes, older.tenure);
             latest = latest.max(Some(last_yes));
             if older.fence == newer.fence {
                 let both = vec![older.tenure, newer.tenure];

@@ -1,4 +1,4 @@
-//! A cluster of two masters, the first of which has a replica.
+//! A cluster of three masters, enough to elect another, the first of which has a replica.
 
 use redis::Connection;
 
@@ -8,14 +8,16 @@ use crate::support::{OK, Server, Setup, ask, eventually};
 
 const TIMEOUT_MS: &str = "1000";
 
+const REPLICA: usize = 3;
+
 pub struct Nodes {
-    /// 0 is the master with a replica, 1 the other master, 2 the replica.
-    nodes: [Server; 3],
+    /// The first is the master with a replica, the last is the replica.
+    nodes: [Server; 4],
 }
 
 impl Nodes {
     pub fn start() -> Nodes {
-        let started = [0, 1, 2].map(|number: u16| {
+        let started = [0, 1, 2, 3].map(|number: u16| {
             let bus_port = free_port().to_string();
             let node = Setup::new()
                 .args(&["--cluster-enabled", "yes", "--cluster-port", &bus_port])
@@ -25,8 +27,9 @@ impl Nodes {
             let mut redis = node.connect();
             let add = ["CLUSTER", "ADDSLOTSRANGE"];
             let added = match number {
-                0 => ask!(redis, &add, 0, 8191),
-                1 => ask!(redis, &add, 8192, 16_383),
+                0 => ask!(redis, &add, 0, 5460),
+                1 => ask!(redis, &add, 5461, 10_922),
+                2 => ask!(redis, &add, 10_923, 16_383),
                 _ => OK,
             };
             assert_eq!(added, OK);
@@ -44,7 +47,7 @@ impl Nodes {
         };
         let master = node_id(&mut first);
         eventually("the replica follows", || {
-            let mut replica = nodes.nodes[2].connect();
+            let mut replica = nodes.nodes[REPLICA].connect();
             ask!(replica, "CLUSTER", "REPLICATE", &master) == OK
         });
         nodes.eventually_ready();
@@ -55,14 +58,17 @@ impl Nodes {
         self.nodes.iter().map(Server::url).collect()
     }
 
-    /// To the other master, wherever it is.
+    /// To the next master, wherever it is.
     pub fn move_slot_of(&self, key: &str) {
         let mut redis = self.nodes[0].connect();
         let slot = slot_of(&mut redis, key);
-        let id = node_id(&mut redis);
-        let here = has(&mut redis, &id, slot);
-        let (from, to) = if here { (0, 1) } else { (1, 0) };
-        self.move_slot(slot, from, to);
+        let has_it = |node: &Server| {
+            let mut redis = node.connect();
+            let id = node_id(&mut redis);
+            has(&mut redis, &id, slot)
+        };
+        let from = self.nodes.iter().position(has_it).unwrap();
+        self.move_slot(slot, from, (from + 1) % REPLICA);
     }
 
     /// With its keys, as redis-cli does.
@@ -102,8 +108,8 @@ impl Nodes {
 
     pub fn kill_and_fail_over(&mut self) {
         self.nodes[0].kill9();
-        self.nodes.swap(0, 2);
-        for node in &self.nodes[..2] {
+        self.nodes.swap(0, REPLICA);
+        for node in &self.nodes[..REPLICA] {
             let mut redis = node.connect();
             let replaced = &self.nodes[0];
             let id = node_id(&mut replaced.connect());
@@ -117,7 +123,7 @@ impl Nodes {
     }
 
     pub fn start_killed_again(&mut self) {
-        self.nodes[2].start_again();
+        self.nodes[REPLICA].start_again();
         self.eventually_ready();
     }
 
@@ -127,12 +133,12 @@ impl Nodes {
             eventually("all nodes are well", || {
                 let nodes = known(&mut redis);
                 is_well(&mut redis)
-                    && nodes.lines().count() == 3
+                    && nodes.lines().count() == self.nodes.len()
                     && nodes.matches("slave").count() == 1
                     && !nodes.contains("fail")
             });
         }
-        let mut replica = self.nodes[2].connect();
+        let mut replica = self.nodes[REPLICA].connect();
         eventually("the replica is in sync", || {
             let info: String = redis::cmd("INFO")
                 .arg("replication")

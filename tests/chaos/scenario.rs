@@ -111,6 +111,8 @@ pub fn failovers(seed: u64, rounds: usize) -> History {
             run.fault("master killed", true, skew, || {
                 master.kill9();
                 eventually("a sentinel promotes the replica", || is_master(&replica));
+                // Only then may the old one come back, which is an empty master at first.
+                sentinels.eventually_name(&replica);
             });
             std::mem::swap(&mut master, &mut replica);
             replica.start_again();

@@ -76,6 +76,17 @@ impl Sentinels {
         }
     }
 
+    /// Until each names this server as the master, and sends nobody to another.
+    pub fn eventually_name(&self, master: &Server) {
+        for host in &self.hosts {
+            eventually(format!("sentinel {host} names the new master"), || {
+                let port = ("port".to_owned(), master.port().to_string());
+                let about = sentinel(host, "MASTERS").unwrap_or_default();
+                about.iter().any(|of| of.contains(&port))
+            });
+        }
+    }
+
     pub fn url(&self) -> String {
         format!("redis+sentinel://{}/{MASTER}", self.hosts.join(","))
     }

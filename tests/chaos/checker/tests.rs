@@ -213,6 +213,18 @@ fn a_slow_reply_is_no_older_fence() {
 }
 
 #[test]
+fn an_owner_that_does_not_know_yet_of_its_loss_has_no_older_fence() {
+    let events = [
+        ALICE.acquires(0, 1, 10),
+        BOB.acquires(500, 501, 11),
+        ALICE.event(Did::Look, 600, 600, held(0, 10)),
+    ];
+    let mut history = history(events);
+    history.faults = vec![fault(400, 450, true, 0)];
+    assert_eq!(kinds(&check(&history).violations), []);
+}
+
+#[test]
 fn a_storage_that_is_fooled_is_found() {
     let writes = |first, second, answer: Answer| {
         found([
