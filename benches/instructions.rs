@@ -109,7 +109,9 @@ fn main() -> ExitCode {
         let few = count(&sequence, FEW);
         let many = count(&sequence, MANY);
         let each = (many - few) / (MANY - FEW) as f64;
-        let before = known.get(&server).and_then(|known| known[sequence.name].as_f64());
+        let before = known
+            .get(&server)
+            .and_then(|known| known[sequence.name].as_f64());
         let change = before.map_or(0.0, |before| each / before - 1.0);
         let said = match before {
             None => "not known yet".to_owned(),
@@ -181,7 +183,9 @@ fn server_version() -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut words = said.split_whitespace();
     let name = words.next().unwrap_or("?").to_lowercase();
-    let version = words.find_map(|word| word.strip_prefix("v=")).unwrap_or("?");
+    let version = words
+        .find_map(|word| word.strip_prefix("v="))
+        .unwrap_or("?");
     format!("{name} {version}")
 }
 
@@ -208,7 +212,9 @@ fn count(sequence: &Sequence, times: usize) -> f64 {
     line.send(&pack(&["SHUTDOWN", "NOSAVE"]));
     assert!(server.wait().unwrap().success(), "the server ended badly");
     let profile = fs::read_to_string(profile).unwrap();
-    let total = profile.lines().find_map(|line| line.strip_prefix("totals: "));
+    let total = profile
+        .lines()
+        .find_map(|line| line.strip_prefix("totals: "));
     total.expect("callgrind tells a total").parse().unwrap()
 }
 

@@ -108,7 +108,8 @@ pub fn ask(report: &mut Report) {
          not releasing it: the ideal is 1. *hand-over*: from sending the release to the next grant, if \
          the next one waited before. *to itself*: share of grants that went to the one that had just \
          released. *share*: turns of the luckiest over turns of the unluckiest. *unserved*: clients \
-         without a turn. *commands* counts those inside of scripts too.",
+         without a turn. *commands* for one turn: those inside of scripts count too, and of those who \
+         wait at the end the last does not.",
     ));
     let entries = entries(report);
     let mut lines: Vec<(String, Vec<(f64, f64)>)> = vec![];
@@ -311,6 +312,10 @@ fn judge(name: &str, plan: Plan, logs: &[Log], calls: f64, cpu: f64) -> Result {
         counts.fold(f64::MAX, f64::min),
     );
     let count = turns.len() as f64;
+    let waiting = logs
+        .iter()
+        .filter(|log| log.waiting_since.is_some())
+        .count();
     let of = |number| Series(vec![number]);
     Result {
         per_second: of(count / length),
@@ -318,7 +323,7 @@ fn judge(name: &str, plan: Plan, logs: &[Log], calls: f64, cpu: f64) -> Result {
         hold: of(1e3 * hold / count),
         handovers,
         to_itself: of(to_itself / count),
-        commands: of(calls / count),
+        commands: of((calls - waiting as f64) / count),
         cpu: of(cpu),
         share: of(most / least),
         longest_wait: of(1e3 * waits.fold(0.0, f64::max)),

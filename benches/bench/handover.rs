@@ -1,7 +1,7 @@
 //! How soon after a release is the next one granted, and what does that cost the server?
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::time::{Duration, Instant};
 
 use redis::Connection;
@@ -17,6 +17,7 @@ use crate::{pin, rounds};
 
 const PING_P50: &str = "PING µs p50";
 const PING_P99: &str = "PING p99";
+const COLD_PING: &str = "cold PING p50";
 const P50: &str = "hand-over µs p50";
 const P99: &str = "p99";
 const MAX: &str = "max";
@@ -32,8 +33,10 @@ pub fn ask(report: &mut Report) {
     report.note(
         "So many clients wait for one lock. The holder sends RELEASE, and the time until the next \
          in line has its grant counts; then the old holder lines up again. A PING goes out after \
-         every hand-over: *in PINGs* is the ratio to the median of those. *server CPU* and \
-         *commands* are for one hand-over with its PING and its return to the line.",
+         every hand-over: *in PINGs* is the ratio to the median of those. A *cold PING* goes over \
+         another connection each time, out of as many as wait: so does a hand-over, and no cache holds \
+         them all. *server CPU* and *commands* are for one hand-over with its return to the line; the \
+         PINGs are in the former.",
     );
     let mut lines = vec![];
     for (setting, side) in [("one core", pin::CLIENT), ("two cores", pin::SERVER)] {
@@ -125,19 +128,23 @@ fn measure(server: &Server, waiters: usize) -> impl FnMut() -> Figures {
     move || {
         meter.reset_commands();
         let cpu = meter.cpu_us();
-        let (mut pings, mut handovers) = (Series::default(), Series::default());
+        let mut pings = Series::default();
+        let mut cold_pings = Series::default();
+        let mut handovers = Series::default();
         for _ in 0..turns {
             handovers.0.push(us(ring.turn()));
             pings.0.push(us(ring.ping()));
+            cold_pings.0.push(us(ring.cold_ping()));
         }
         let turns = turns as f64;
         let ping = pings.median();
         vec![
             (CPU, (meter.cpu_us() - cpu) / turns),
-            (COMMANDS, meter.calls() as f64 / turns - 1.0),
+            (COMMANDS, meter.calls() as f64 / turns - 2.0),
             (RELEASE, meter.command_us(&["lock.release"]) / turns),
             (PING_P50, ping),
             (PING_P99, pings.quantile(0.99)),
+            (COLD_PING, cold_pings.median()),
             (P50, handovers.median()),
             (P99, handovers.quantile(0.99)),
             (MAX, handovers.max()),
@@ -157,6 +164,7 @@ struct Ring {
     clients: Vec<(Line, Vec<u8>, Vec<u8>)>,
     holder: usize,
     bystander: Line,
+    idle: VecDeque<Line>,
     ping: Vec<u8>,
 }
 
@@ -175,6 +183,7 @@ impl Ring {
             clients: (0..=waiters).map(client).collect(),
             holder: 0,
             bystander: Line::to(server),
+            idle: (0..waiters).map(|_| Line::to(server)).collect(),
             ping: pack(&["PING"]),
         };
         for number in 0..=waiters {
@@ -207,6 +216,13 @@ impl Ring {
     fn ping(&mut self) -> Duration {
         let start = Instant::now();
         self.bystander.ask(&self.ping);
+        start.elapsed()
+    }
+
+    fn cold_ping(&mut self) -> Duration {
+        self.idle.rotate_left(1);
+        let start = Instant::now();
+        self.idle[0].ask(&self.ping);
         start.elapsed()
     }
 }

@@ -11,13 +11,23 @@ use crate::support::Server;
 pub struct Series(pub Vec<f64>);
 
 impl Series {
-    /// The value below which this share of all lies.
+    /// The value below which this share of all lies; between two of them, in proportion.
     pub fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
-        match sorted.len() {
-            0 => f64::NAN,
-            len => sorted[((len - 1) as f64 * share).round() as usize],
+        let Some(last) = sorted.len().checked_sub(1) else {
+            return f64::NAN;
+        };
+        let place = last as f64 * share;
+        let (low, high) = (
+            sorted[place.floor() as usize],
+            sorted[place.ceil() as usize],
+        );
+        // Not subtracted from one another where they are equal: both may be infinite.
+        if low == high {
+            low
+        } else {
+            low + (high - low) * place.fract()
         }
     }
 

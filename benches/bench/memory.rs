@@ -1,20 +1,19 @@
 //! How much memory does a lock take, and a client that waits?
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::dying::{Waiting, occupy};
+use crate::handover::sleep_until;
 use crate::line::{Line, pack};
 use crate::measure::{Contender, Figures, Meter, Rounds};
-use crate::report::{Report, Target};
+use crate::report::{Cell, Report, Target};
 use crate::sequence::OWNER;
 use crate::support::{Server, eventually};
 use crate::{pin, rounds};
 
 const COUNTED: &str = "counted bytes";
 const RESIDENT: &str = "resident bytes";
-const COUNTED_LATER: &str = "counted after 3 s";
-const RESIDENT_LATER: &str = "resident after 3 s";
 
 const WAITERS: usize = 1_000;
 
@@ -93,51 +92,91 @@ fn memory(meter: &mut Meter) -> (f64, f64) {
     (number("used_memory"), number("used_memory_rss"))
 }
 
+/// All at the same time, as most of it is waiting.
 fn waiters(report: &mut Report) {
-    let contender = |name: &str, waiting, keys| Contender::new(name, move || waits(waiting, keys));
-    let all = Rounds::interleave(
-        rounds(2, 1),
-        vec![
-            contender("BLPOP, 1 key", Waiting::InBlpop, 1),
-            contender("LOCK, 1 key", Waiting::InLine, 1),
-            contender("BLPOP, 1,000 keys", Waiting::InBlpop, WAITERS),
-            contender("LOCK, 1,000 keys", Waiting::InLine, WAITERS),
+    let crowds = [
+        ("BLPOP, 1 key", Waiting::InBlpop, 1),
+        ("LOCK, 1 key", Waiting::InLine, 1),
+        ("BLPOP, 1,000 keys", Waiting::InBlpop, WAITERS),
+        ("LOCK, 1,000 keys", Waiting::InLine, WAITERS),
+    ];
+    let mut crowds: Vec<Crowd> = crowds
+        .iter()
+        .map(|(name, waiting, keys)| Crowd::gather(name, *waiting, *keys))
+        .collect();
+    let start = Instant::now();
+    for after in [0, 3, rounds(15, 3)] {
+        sleep_until(start + Duration::from_secs(after as u64));
+        crowds.iter_mut().for_each(Crowd::weigh);
+    }
+    report.table(
+        "Bytes for one of 1,000 clients that wait, its connection included",
+        &[
+            "",
+            "counted at once",
+            "after 3 s",
+            "after 15 s",
+            "resident at once",
+            "after 3 s",
+            "after 15 s",
         ],
-    );
-    let figures = [COUNTED, RESIDENT, COUNTED_LATER, RESIDENT_LATER];
-    report.rounds(
-        "One of 1,000 clients that wait, its connection included",
-        &all,
-        &figures,
-        &["BLPOP, 1 key"],
+        crowds.iter().map(Crowd::row).collect(),
     );
 }
 
-fn waits(waiting: Waiting, keys: usize) -> Figures {
-    let server = pin::started_on(pin::SERVER, Server::start);
-    if waiting == Waiting::InLine {
-        occupy(&server, keys);
+/// Clients that wait on a server of their own.
+struct Crowd {
+    name: &'static str,
+    before: (f64, f64),
+    /// Counted and resident bytes for each, every time that was looked.
+    weights: Vec<(f64, f64)>,
+    meter: Meter,
+    _lines: Vec<Line>,
+    _server: Server,
+}
+
+impl Crowd {
+    fn gather(name: &'static str, waiting: Waiting, keys: usize) -> Crowd {
+        let server = pin::started_on(pin::SERVER, Server::start);
+        if waiting == Waiting::InLine {
+            occupy(&server, keys);
+        }
+        let mut meter = Meter::of(&server);
+        let before = memory(&mut meter);
+        let lines = (0..WAITERS)
+            .map(|number| {
+                let mut line = Line::to(&server);
+                line.send(&waiting.command(number, keys));
+                line
+            })
+            .collect();
+        eventually("all wait", || {
+            meter.number("clients", "blocked_clients") == WAITERS as f64
+        });
+        Crowd {
+            name,
+            before,
+            weights: vec![],
+            meter,
+            _lines: lines,
+            _server: server,
+        }
     }
-    let mut meter = Meter::of(&server);
-    let before = memory(&mut meter);
-    let _crowd: Vec<Line> = (0..WAITERS)
-        .map(|number| {
-            let mut line = Line::to(&server);
-            line.send(&waiting.command(number, keys));
-            line
-        })
-        .collect();
-    eventually("all wait", || {
-        meter.number("clients", "blocked_clients") == WAITERS as f64
-    });
-    let at_once = memory(&mut meter);
-    thread::sleep(Duration::from_secs(3));
-    let later = memory(&mut meter);
-    let each = |number: f64| number / WAITERS as f64;
-    vec![
-        (COUNTED, each(at_once.0 - before.0)),
-        (RESIDENT, each(at_once.1 - before.1)),
-        (COUNTED_LATER, each(later.0 - before.0)),
-        (RESIDENT_LATER, each(later.1 - before.1)),
-    ]
+
+    fn weigh(&mut self) {
+        let (counted, resident) = memory(&mut self.meter);
+        let each = |now: f64, before: f64| (now - before) / WAITERS as f64;
+        self.weights
+            .push((each(counted, self.before.0), each(resident, self.before.1)));
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        let counted = self.weights.iter().map(|(counted, _)| (*counted).into());
+        let resident = self.weights.iter().map(|(_, resident)| (*resident).into());
+        let name = Cell::from(self.name);
+        std::iter::once(name)
+            .chain(counted)
+            .chain(resident)
+            .collect()
+    }
 }

@@ -53,7 +53,7 @@ pub fn ask(report: &mut Report) {
 }
 
 fn compare(report: &mut Report, scenes: &[(&'static str, Scene)], depth: usize) {
-    let operations = rounds(3_000, 500) * if depth == 1 { 1 } else { 4 };
+    let operations = rounds(1_000, 300) * if depth == 1 { 1 } else { 4 };
     let mut by_command: Vec<(&str, Option<Rounds>)> = commands()
         .iter()
         .map(|command| (command.name, None))
@@ -75,7 +75,7 @@ fn compare(report: &mut Report, scenes: &[(&'static str, Scene)], depth: usize) 
                     contender.named(name)
                 })
                 .collect();
-            let rounds = Rounds::interleave(1, contenders);
+            let rounds = Rounds::interleave(3, contenders);
             match all {
                 Some(all) => all.append(rounds),
                 None => *all = Some(rounds),

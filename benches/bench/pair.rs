@@ -37,9 +37,7 @@ pub fn ask(report: &mut Report) {
             let all = Rounds::interleave(rounds(11, 3), contenders);
             let title = format!("Pair, {setting}, {depth} commands at a time");
             report.rounds(&title, &all, &[COMMANDS, CPU, WALL], &[LUA, DEL]);
-            if depth == 1 {
-                targets(report, setting, &all);
-            }
+            targets(report, &format!("{setting}, {depth} at a time"), &all);
         }
     });
     throughput(report);

@@ -31,9 +31,7 @@ pub fn ask(report: &mut Report) {
             let all = Rounds::interleave(rounds(11, 3), contenders);
             let title = format!("Renewal, {setting}, {depth} commands at a time");
             report.rounds(&title, &all, &[COMMANDS, CPU, WALL], &[LUA, PEXPIRE]);
-            if depth == 1 {
-                targets(report, setting, &all);
-            }
+            targets(report, &format!("{setting}, {depth} at a time"), &all);
         }
     });
 }

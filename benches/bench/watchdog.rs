@@ -19,7 +19,7 @@ pub fn ask(report: &mut Report) {
     let period = ttl / 3;
     report.note(&format!(
         "One helper holds so many locks with a ttl of {ttl:?}, on two cores. Measured for {period:?}, in \
-         which each is renewed once. A PING costs two cores about as much as it takes: see the others.",
+         which each is renewed once; the line of 0 locks is the floor.",
     ));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
