@@ -59,10 +59,10 @@ impl Waiter {
         );
     }
 
-    /// Whether the server has closed the connection.
+    /// Whether the server closes the connection without another reply.
     pub fn is_closed(&mut self) -> bool {
-        self.reply()
-            .is_err_and(|error| !error.starts_with("UNBLOCKED"))
+        let end = self.redis.recv_response();
+        end.is_err_and(|error| error.is_connection_dropped())
     }
 }
 
