@@ -26,24 +26,25 @@ const DAY_US: u64 = 24 * 60 * 60 * 1_000_000;
 /// It covers clocks that differ by less than a second.
 const HEAD_START_US: u64 = 1_000_000;
 
-/// A point in time by the server's wall clock, in milliseconds since 1970.
+/// Now, by the server's wall clock, in microseconds since 1970. Fences count in these: two nodes of a
+/// cluster can grant a key that moves from one to the other within a millisecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct UnixMs(pub i64);
+pub struct UnixUs(pub u64);
 
-impl UnixMs {
+impl UnixUs {
+    pub fn ms(self) -> UnixMs {
+        UnixMs((self.0 / 1000).cast_signed())
+    }
+
     /// The end of a lease of `ttl` that begins now.
     pub fn plus(self, ttl: Ttl) -> UnixMs {
-        UnixMs(self.0.saturating_add_unsigned(ttl.ms()))
-    }
-
-    /// The clock as fences count it. Up to 2^53 − 1, which it reaches in the year 2255.
-    fn micros(self) -> u64 {
-        u64::try_from(self.0)
-            .unwrap_or(0)
-            .saturating_mul(1000)
-            .min(MAX_INTEGER)
+        UnixMs(self.ms().0.saturating_add_unsigned(ttl.ms()))
     }
 }
+
+/// The end of a lease, by the server's wall clock, in milliseconds since 1970: so keys end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UnixMs(pub i64);
 
 /// Time to live of a lease: 1 to 2^53 − 1 milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,8 +101,8 @@ impl Fence {
     }
 
     /// How long the lock has been held, in milliseconds; 0 for a fence ahead of the clock.
-    pub fn held_ms(self, now: UnixMs) -> u64 {
-        now.micros().saturating_sub(self.0) / 1000
+    pub fn held_ms(self, now: UnixUs) -> u64 {
+        now.0.saturating_sub(self.0) / 1000
     }
 }
 
@@ -115,24 +116,27 @@ pub struct Fences {
 
 impl Fences {
     /// For a server that was just loaded or promoted: one second ahead of the clock.
-    pub fn starting(now: UnixMs) -> Fences {
+    pub fn starting(now: UnixUs) -> Fences {
         let mut fences = Fences { last: 0 };
         fences.restart(now);
         fences
     }
 
     /// Gets ahead of the fences that another server, or this one before, may have given out.
-    pub fn restart(&mut self, now: UnixMs) {
-        self.last = self.last.max(now.micros() + HEAD_START_US);
+    pub fn restart(&mut self, now: UnixUs) {
+        self.last = self
+            .last
+            .max(now.0.saturating_add(HEAD_START_US))
+            .min(MAX_INTEGER);
     }
 
     /// The fence of a new grant, above that of the value it replaces.
     ///
     /// A replaced fence is not remembered: one forged value must not lift the fences of other keys.
-    pub fn next(&mut self, now: UnixMs, replaced: Option<Fence>) -> Fence {
-        self.last = (self.last + 1).max(now.micros()).min(MAX_INTEGER);
+    pub fn next(&mut self, now: UnixUs, replaced: Option<Fence>) -> Fence {
+        self.last = (self.last + 1).max(now.0).min(MAX_INTEGER);
         let above = replaced
-            .filter(|fence| fence.0 <= now.micros() + DAY_US)
+            .filter(|fence| fence.0 <= now.0.saturating_add(DAY_US))
             .map_or(0, |fence| fence.0 + 1);
         Fence(self.last.max(above).min(MAX_INTEGER))
     }
@@ -281,7 +285,7 @@ pub fn acquire(
     before: Option<UnixMs>,
     owner: Owner,
     ttl: Ttl,
-    now: UnixMs,
+    now: UnixUs,
     fences: &mut Fences,
 ) -> Decision {
     let ends_at = now.plus(ttl);
@@ -311,7 +315,7 @@ pub fn acquire(
 }
 
 /// LOCK.RENEW: the lease ends `ttl` from now, sooner or later than before.
-pub fn renew(held: Held, owner: Owner, ttl: Ttl, now: UnixMs) -> Decision {
+pub fn renew(held: Held, owner: Owner, ttl: Ttl, now: UnixUs) -> Decision {
     settle(
         held,
         owner,

@@ -10,7 +10,7 @@ use std::hash::Hash;
 use std::ops::Bound;
 use std::rc::Rc;
 
-use crate::lock::{Fence, Fences, Owner, Ttl, UnixMs};
+use crate::lock::{Fence, Fences, Owner, Ttl, UnixMs, UnixUs};
 
 /// A point in time by a clock that nobody can step, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,14 +30,14 @@ impl MonoUs {
 /// Now, by both clocks: keys end by the wall clock, waits by the one that nobody can step.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    pub wall: UnixMs,
+    pub wall: UnixUs,
     pub mono: MonoUs,
 }
 
 impl Now {
     /// When a key that ends at `end` has expired: the server calls it expired one millisecond later.
     fn when_expired(self, end: UnixMs) -> MonoUs {
-        let left_ms = u64::try_from(end.0.saturating_sub(self.wall.0)).unwrap_or(0);
+        let left_ms = u64::try_from(end.0.saturating_sub(self.wall.ms().0)).unwrap_or(0);
         self.mono.plus_ms(left_ms.saturating_add(1))
     }
 }
@@ -411,11 +411,11 @@ impl<C: Copy + Eq + Hash> Queue<C> {
     }
 
     /// Whether the key, which is free now, has ended by itself, as far as the last look could tell.
-    pub fn has_expired(&self, name: &Name, now: UnixMs) -> bool {
+    pub fn has_expired(&self, name: &Name, now: UnixUs) -> bool {
         self.lines
             .get(name)
             .and_then(|line| line.ends_at)
-            .is_some_and(|end| end < now)
+            .is_some_and(|end| end < now.ms())
     }
 
     /// The server refuses to let us write this key: leave it alone for a while.

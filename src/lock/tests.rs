@@ -2,7 +2,12 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-const NOW: UnixMs = UnixMs(1_800_000_000_000);
+const NOW: UnixUs = UnixUs(1_800_000_000_000_000);
+
+/// The end of a lease so many milliseconds from now.
+fn end(ms: i64) -> UnixMs {
+    UnixMs(NOW.ms().0 + ms)
+}
 
 fn owner(name: &str) -> Owner<'_> {
     Owner::new(name.as_bytes()).unwrap()
@@ -100,7 +105,7 @@ fn a_free_lock_is_granted_until_ttl_from_now() {
         decision.effect,
         Effect::Set {
             fence,
-            ends_at: UnixMs(NOW.0 + 500)
+            ends_at: end(500)
         }
     );
 }
@@ -109,24 +114,14 @@ fn a_free_lock_is_granted_until_ttl_from_now() {
 fn acquiring_again_keeps_the_fence_and_never_shortens_the_lease() {
     let value = b"0000000000000007:me";
     for (before, effect) in [
-        (
-            Some(NOW.0 + 499),
-            Effect::Expire {
-                ends_at: UnixMs(NOW.0 + 500),
-            },
-        ),
-        (Some(NOW.0 + 500), Effect::Nothing),
-        (Some(NOW.0 + 501), Effect::Nothing),
-        (
-            None,
-            Effect::Expire {
-                ends_at: UnixMs(NOW.0 + 500),
-            },
-        ),
+        (Some(end(499)), Effect::Expire { ends_at: end(500) }),
+        (Some(end(500)), Effect::Nothing),
+        (Some(end(501)), Effect::Nothing),
+        (None, Effect::Expire { ends_at: end(500) }),
     ] {
         let decision = acquire(
             Held::Value(value),
-            before.map(UnixMs),
+            before,
             owner("me"),
             ttl(500),
             NOW,
@@ -144,14 +139,10 @@ fn acquiring_again_keeps_the_fence_and_never_shortens_the_lease() {
 
 #[test]
 fn acquiring_a_lock_taken_by_hand_makes_it_ours_and_never_shortens_the_lease() {
-    for (before, after) in [
-        (Some(NOW.0 + 900), 900),
-        (Some(NOW.0 + 100), 500),
-        (None, 500),
-    ] {
+    for (before, after) in [(Some(end(900)), 900), (Some(end(100)), 500), (None, 500)] {
         let decision = acquire(
             Held::Value(b"token"),
-            before.map(UnixMs),
+            before,
             owner("token"),
             ttl(500),
             NOW,
@@ -164,7 +155,7 @@ fn acquiring_a_lock_taken_by_hand_makes_it_ours_and_never_shortens_the_lease() {
             decision.effect,
             Effect::Set {
                 fence,
-                ends_at: UnixMs(NOW.0 + after)
+                ends_at: end(after)
             }
         );
     }
@@ -174,9 +165,7 @@ fn acquiring_a_lock_taken_by_hand_makes_it_ours_and_never_shortens_the_lease() {
 fn renewing_ends_the_lease_ttl_from_now_whatever_its_end_was() {
     for value in [&b"0000000000000007:me"[..], b"me"] {
         let decision = renew(Held::Value(value), owner("me"), ttl(500), NOW);
-        let effect = Effect::Expire {
-            ends_at: UnixMs(NOW.0 + 500),
-        };
+        let effect = Effect::Expire { ends_at: end(500) };
         assert_eq!(
             decision,
             Decision {
@@ -239,22 +228,19 @@ fn the_whole_value_is_a_name_too_even_when_it_reads_as_ours() {
 fn fences_grow_when_the_clock_steps_back() {
     let mut fences = fences();
     let before = fences.next(NOW, None);
-    let after = fences.next(UnixMs(NOW.0 - 3_600_000), None);
+    let after = fences.next(UnixUs(NOW.0 - 3_600_000_000), None);
     assert!(after > before);
 }
 
 #[test]
 fn a_new_server_begins_one_second_ahead_of_the_clock() {
-    assert_eq!(
-        fences().next(NOW, None).number(),
-        NOW.micros() + HEAD_START_US + 1
-    );
+    assert_eq!(fences().next(NOW, None).number(), NOW.0 + HEAD_START_US + 1);
 }
 
 #[test]
 fn a_replaced_fence_up_to_a_day_ahead_counts_for_its_own_key_only() {
     let mut fences = fences();
-    let day_ahead = Fence(NOW.micros() + DAY_US);
+    let day_ahead = Fence(NOW.0 + DAY_US);
     assert_eq!(fences.next(NOW, Some(day_ahead)), Fence(day_ahead.0 + 1));
     assert!(fences.next(NOW, None) < day_ahead);
     assert!(fences.next(NOW, Some(Fence(day_ahead.0 + 1))) < day_ahead);
@@ -263,7 +249,7 @@ fn a_replaced_fence_up_to_a_day_ahead_counts_for_its_own_key_only() {
 
 #[test]
 fn fences_stay_below_2_to_the_53rd_at_the_end_of_time() {
-    let end = UnixMs(i64::MAX);
+    let end = UnixUs(u64::MAX);
     let mut fences = Fences::starting(end);
     for _ in 0..3 {
         assert!(fences.next(end, Some(Fence(MAX_INTEGER))).number() <= MAX_INTEGER);
@@ -272,8 +258,8 @@ fn fences_stay_below_2_to_the_53rd_at_the_end_of_time() {
 
 #[test]
 fn held_since_is_zero_for_a_fence_ahead_of_the_clock() {
-    assert_eq!(Fence(NOW.micros() - 5_000).held_ms(NOW), 5);
-    assert_eq!(Fence(NOW.micros() + 5_000).held_ms(NOW), 0);
+    assert_eq!(Fence(NOW.0 - 5_000).held_ms(NOW), 5);
+    assert_eq!(Fence(NOW.0 + 5_000).held_ms(NOW), 0);
 }
 
 /// A key as Redis keeps it: enough to let a sequence of commands run.
@@ -281,8 +267,9 @@ fn held_since_is_zero_for_a_fence_ahead_of_the_clock() {
 struct Key(Option<(Vec<u8>, Option<UnixMs>)>);
 
 impl Key {
-    fn expire(&mut self, now: UnixMs) {
-        self.0.take_if(|(_, end)| end.is_some_and(|end| now > end));
+    fn expire(&mut self, now: UnixUs) {
+        self.0
+            .take_if(|(_, end)| end.is_some_and(|end| now.ms() > end));
     }
 
     fn held(&self) -> Held<'_> {
@@ -347,7 +334,7 @@ proptest! {
         let mut newest = Fence(1);
         for (who, step) in steps {
             let me = names[who];
-            leases.retain(|_, end| *end >= now);
+            leases.retain(|_, end| *end >= now.ms());
             key.expire(now);
             match step {
                 Step::Acquire(ms) => {
@@ -359,7 +346,7 @@ proptest! {
                             _ => prop_assert_eq!(fence, newest),
                         }
                         newest = fence;
-                        let end = leases.entry(who).or_insert(now);
+                        let end = leases.entry(who).or_insert(now.ms());
                         *end = now.plus(ttl(ms)).max(*end);
                     }
                     key.apply(me, decision.effect);
@@ -391,10 +378,10 @@ proptest! {
                     leases.clear();
                 }
                 Step::Restart => {
-                    now.0 += 1_000;
+                    now.0 += 1_000_000;
                     fences = Fences::starting(now);
                 }
-                Step::Clock(ms) => now.0 += ms,
+                Step::Clock(ms) => now.0 = now.0.saturating_add_signed(1000 * ms),
             }
         }
     }
@@ -409,11 +396,11 @@ fn every_owner_gets_its_turn() {
         let decision = acquire(key.held(), key.ends_at(), me, ttl(10), now, &mut fences);
         assert!(matches!(decision.outcome, Outcome::Acquired(_)));
         key.apply(me, decision.effect);
-        now.0 += 5;
+        now.0 += 5_000;
         let decision = renew(key.held(), me, ttl(10), now);
         assert_eq!(decision.outcome, Outcome::Renewed);
         key.apply(me, decision.effect);
-        now.0 += 9;
+        now.0 += 9_000;
         let decision = release(key.held(), me);
         assert_eq!(decision.outcome, Outcome::Released);
         key.apply(me, decision.effect);

@@ -10,7 +10,7 @@ use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 const START: Now = Now {
-    wall: UnixMs(1_800_000_000_000),
+    wall: UnixUs(1_800_000_000_000_000),
     mono: MonoUs(7_000_000),
 };
 const TTL_MS: u64 = 20;
@@ -223,14 +223,14 @@ impl Sim {
             Event::Lapse { key } => {
                 if let Some((_, end)) = self.value(key) {
                     self.see("lapsed");
-                    self.pass((end.0 + 1 - self.now.wall.0).cast_unsigned() * 1000);
+                    self.pass((end.0 + 1 - self.now.wall.ms().0).cast_unsigned() * 1000);
                 }
             }
             Event::Timer(writes) => self.timer(writes),
             Event::Die(nth) => self.die(nth),
             Event::TurnEnds => self.turn_ends(),
             Event::Step { ms } => {
-                self.now.wall.0 += ms;
+                self.now.wall.0 = self.now.wall.0.saturating_add_signed(1000 * ms);
                 (0..self.spots.len()).for_each(|key| self.void(key));
             }
             Event::Drain => {
@@ -249,12 +249,12 @@ impl Sim {
 
     fn pass(&mut self, us: u64) {
         self.now.mono.0 += us;
-        self.now.wall.0 += us.div_ceil(1000).cast_signed();
+        self.now.wall.0 += us.next_multiple_of(1000);
     }
 
     /// The value of a key that has not expired.
     fn value(&self, key: usize) -> Option<(Vec<u8>, UnixMs)> {
-        let alive = |(_, end): &(Vec<u8>, UnixMs)| self.now.wall <= *end;
+        let alive = |(_, end): &(Vec<u8>, UnixMs)| self.now.wall.ms() <= *end;
         self.spots[key].value.clone().filter(alive)
     }
 
@@ -571,7 +571,7 @@ impl Sim {
             if carried {
                 self.believe(key, owner);
             } else {
-                let over = void || ends_at < self.now.wall;
+                let over = void || ends_at < self.now.wall.ms();
                 assert!(over, "taken from a client that is told yes");
             }
         }
@@ -624,7 +624,7 @@ impl Sim {
     fn check_holder(&mut self, key: usize) {
         let now = self.now.wall;
         let holder = &mut self.spots[key].holder;
-        holder.take_if(|holder| holder.ends_at < now);
+        holder.take_if(|holder| holder.ends_at < now.ms());
         let Some(holder) = *holder else { return };
         let (value, ends_at) = self.value(key).expect("a lease was ended under its holder");
         let name = [holder.owner];
@@ -1002,9 +1002,9 @@ fn a_new_master_takes_nothing_back_that_the_old_one_gave() {
 #[test]
 fn a_key_that_ended_by_itself_has_expired_and_any_other_was_deleted() {
     let mut queue = one_waits();
-    let later = |ms| UnixMs(START.wall.0 + ms);
+    let later = |ms: u64| UnixUs(START.wall.0 + 1000 * ms);
     assert!(!queue.has_expired(&name(0), later(9)));
-    queue.held(&name(0), Some(later(5)), START);
+    queue.held(&name(0), Some(later(5).ms()), START);
     assert!(!queue.has_expired(&name(0), later(5)));
     assert!(queue.has_expired(&name(0), later(6)));
     queue.held(&name(0), None, START);
@@ -1014,7 +1014,7 @@ fn a_key_that_ended_by_itself_has_expired_and_any_other_was_deleted() {
 #[test]
 fn a_refused_grant_leaves_it_as_it_was_that_the_key_has_expired() {
     let mut queue = one_waits();
-    queue.held(&name(0), Some(UnixMs(START.wall.0 - 1)), START);
+    queue.held(&name(0), Some(UnixMs(START.wall.ms().0 - 1)), START);
     let grant = queue
         .next(&name(0), None, START, &mut Fences::starting(START.wall))
         .unwrap();

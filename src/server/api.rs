@@ -11,11 +11,12 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_longlong, c_void};
 use std::marker::PhantomData;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::SystemTime;
 use std::{io, ptr, slice};
 
 use redis_module::raw;
 
-use crate::lock::UnixMs;
+use crate::lock::{UnixMs, UnixUs};
 use crate::queue::{GrantId, MonoUs, Name, Now};
 use crate::reply::{self, Reply};
 use crate::request::BadRequest;
@@ -52,8 +53,18 @@ impl Ctx {
     }
 
     /// The server's wall clock, by which keys expire.
-    pub fn now(&self) -> UnixMs {
-        UnixMs(api!(RedisModule_Milliseconds()))
+    pub fn now(&self) -> UnixUs {
+        // SAFETY: reading a function pointer that only loading writes.
+        match unsafe { raw::RedisModule_Microseconds } {
+            // SAFETY: promise (c).
+            Some(microseconds) => UnixUs(unsafe { microseconds() }.cast_unsigned()),
+            // Redis 7.0 tells modules milliseconds only; it reads the same clock.
+            None => UnixUs(
+                SystemTime::now()
+                    .duration_since(SystemTime::UNIX_EPOCH)
+                    .map_or(0, |since| since.as_micros() as u64),
+            ),
+        }
     }
 
     /// Both clocks.

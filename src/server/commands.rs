@@ -214,7 +214,9 @@ impl Command for InfoCommand {
                 info.held_ms = reading
                     .fence
                     .map(|fence| fence.held_ms(now.wall).cast_signed());
-                info.ttl_ms = key.ends_at().map_or(-1, |end| (end.0 - now.wall.0).max(0));
+                info.ttl_ms = key
+                    .ends_at()
+                    .map_or(-1, |end| (end.0 - now.wall.ms().0).max(0));
             }
         }
         let state = State::get(ctx);

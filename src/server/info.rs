@@ -2,7 +2,7 @@
 
 use super::State;
 use super::api::{Blocked, InfoCtx};
-use crate::lock::UnixMs;
+use crate::lock::UnixUs;
 use crate::queue::{Name, Queue};
 
 /// What has happened since the module was loaded.
@@ -36,7 +36,7 @@ pub enum Cause {
 
 impl Cause {
     /// Why a contended key is free.
-    pub fn of_free_key(queue: &Queue<Blocked>, name: &Name, now: UnixMs) -> Cause {
+    pub fn of_free_key(queue: &Queue<Blocked>, name: &Name, now: UnixUs) -> Cause {
         match queue.has_expired(name, now) {
             true => Cause::Expiry,
             false => Cause::Deletion,

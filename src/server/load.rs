@@ -120,7 +120,10 @@ impl ClientUnblock {
 /// end with a failed assertion when they go through such a rule.
 pub fn unload(ctx: &Ctx) -> Result<(), Refused> {
     match ctx.acl_rules().iter().find(|rule| names_our_commands(rule)) {
-        None => Ok(()),
+        None => {
+            State::drop(ctx);
+            Ok(())
+        }
         Some(rule) => {
             let user = rule.split(' ').nth(1).unwrap_or_default().escape_debug();
             Err(Refused(format!(

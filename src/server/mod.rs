@@ -46,6 +46,11 @@ impl State {
         *STATE.get(ctx) = Some(state);
     }
 
+    /// After this nobody calls us any more. A static is never dropped by itself.
+    fn drop(ctx: &Ctx) {
+        *STATE.get(ctx) = None;
+    }
+
     fn get(ctx: &Ctx) -> RefMut<'_, State> {
         RefMut::map(STATE.get(ctx), |state| {
             state.get_or_insert_with(|| State::new(ctx))
