@@ -4,7 +4,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use lockkeeper_fuzz::lock::{self, Decision, Effect, Fences, Held, Outcome, Owner, Ttl, UnixMs};
+use lockkeeper_fuzz::lock::{
+    self, Decision, Effect, Fences, Held, Outcome, Owner, Ttl, UnixMs, UnixUs,
+};
 use lockkeeper_fuzz::{assert_well_formed, cut};
 
 /// The manual's form of a value of ours, by other means than the parser's.
@@ -43,7 +45,7 @@ fuzz_target!(|input: &[u8]| {
         None => assert_eq!((reading.fence, reading.owner), (None, value)),
     }
 
-    let now = UnixMs(now.cast_signed());
+    let now = UnixUs(now);
     let before = (before > 0).then_some(UnixMs(before.cast_signed()));
     let Some((owner, ttl)) = Owner::new(name).zip(Ttl::from_ms(ttl)) else {
         return;

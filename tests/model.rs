@@ -1,0 +1,681 @@
+//! Random LOCK commands among random commands of Redis on the same few keys: after each, the server and
+//! a model that was written from the manual agree on the reply, on every value and on every deadline.
+//!
+//! `make model` runs a million commands. `LOCKKEEPER_MODEL_SEED` repeats a run,
+//! `LOCKKEEPER_MODEL_COMMANDS` sets its length.
+
+mod support;
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+
+use redis::{Cmd, Connection, pipe};
+use support::*;
+
+const KEYS: [&str; 3] = ["a", "b", "c"];
+
+/// How many commands go out together.
+const BATCH: usize = 50;
+
+const DAY_US: i64 = 86_400_000_000;
+const MAX: i64 = (1 << 53) - 1;
+
+/// A generator of random numbers that a seed repeats: splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
+    }
+
+    fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())].clone()
+    }
+}
+
+type Bytes = Vec<u8>;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Acquire(&'static str, Bytes, i64, Option<i64>),
+    Renew(&'static str, Bytes, i64),
+    Release(&'static str, Bytes),
+    Info(&'static str),
+    /// One of the three with an argument that is refused under this code word.
+    Wrong(Vec<Bytes>, &'static str),
+    Set(&'static str, Bytes),
+    SetFor(&'static str, Bytes, i64),
+    SetKeepTtl(&'static str, Bytes),
+    /// As locks are taken by hand.
+    SetIfFree(&'static str, Bytes, i64),
+    GetSet(&'static str, Bytes),
+    GetDel(&'static str),
+    Del(&'static str),
+    Unlink(&'static str),
+    PExpire(&'static str, i64),
+    Persist(&'static str),
+    Rename(&'static str, &'static str),
+    Copy(&'static str, &'static str),
+    Append(&'static str, Bytes),
+    Overwrite(&'static str, Bytes),
+    Incr(&'static str),
+    LPush(&'static str),
+    LPop(&'static str),
+    FlushDb,
+}
+
+impl Op {
+    fn command(&self) -> Cmd {
+        let mut command = Cmd::new();
+        match self {
+            Op::Acquire(key, owner, ttl, wait) => {
+                command.arg("LOCK.ACQUIRE").arg(key).arg(owner).arg(ttl);
+                if let Some(wait) = wait {
+                    command.arg("WAIT").arg(wait);
+                }
+                &mut command
+            }
+            Op::Renew(key, owner, ttl) => command.arg("LOCK.RENEW").arg(key).arg(owner).arg(ttl),
+            Op::Release(key, owner) => command.arg("LOCK.RELEASE").arg(key).arg(owner),
+            Op::Info(key) => command.arg("LOCK.INFO").arg(key),
+            Op::Wrong(args, _) => command.arg(args),
+            Op::Set(key, value) => command.arg("SET").arg(key).arg(value),
+            Op::SetFor(key, value, ms) => command.arg("SET").arg(key).arg(value).arg("PX").arg(ms),
+            Op::SetKeepTtl(key, value) => command.arg("SET").arg(key).arg(value).arg("KEEPTTL"),
+            Op::SetIfFree(key, value, ms) => {
+                let set = command.arg("SET").arg(key).arg(value);
+                set.arg("NX").arg("PX").arg(ms)
+            }
+            Op::GetSet(key, value) => command.arg("GETSET").arg(key).arg(value),
+            Op::GetDel(key) => command.arg("GETDEL").arg(key),
+            Op::Del(key) => command.arg("DEL").arg(key),
+            Op::Unlink(key) => command.arg("UNLINK").arg(key),
+            Op::PExpire(key, ms) => command.arg("PEXPIRE").arg(key).arg(ms),
+            Op::Persist(key) => command.arg("PERSIST").arg(key),
+            Op::Rename(from, to) => command.arg("RENAME").arg(from).arg(to),
+            Op::Copy(from, to) => command.arg("COPY").arg(from).arg(to).arg("REPLACE"),
+            Op::Append(key, value) => command.arg("APPEND").arg(key).arg(value),
+            Op::Overwrite(key, value) => command.arg("SETRANGE").arg(key).arg(0).arg(value),
+            Op::Incr(key) => command.arg("INCR").arg(key),
+            Op::LPush(key) => command.arg("LPUSH").arg(key).arg("x"),
+            Op::LPop(key) => command.arg("LPOP").arg(key),
+            Op::FlushDb => command.arg("FLUSHDB"),
+        };
+        command
+    }
+}
+
+/// The next command. `values` are those that the keys had lately: who gives a whole value matches, too.
+fn next_op(random: &mut Random, values: &[Bytes], now_us: i64) -> Op {
+    let key = random.pick(&KEYS);
+    let to = random.pick(&KEYS);
+    let ttl = 1000 * random.pick(&[3_600, 7_200, 100_000, MAX / 1000 - 2_000_000_000]);
+    let name = match random.below(8) {
+        0 => b"12345".to_vec(),
+        1 => b"0000000000000001:x".to_vec(),
+        2 => vec![0xff; 512],
+        3 if !values.is_empty() => random.pick(values),
+        4 => b"x".to_vec(),
+        _ => random.pick(&[&b"alice"[..], b"bob"]).to_vec(),
+    };
+    // A value of ours may be too long for an owner; it is refused as such.
+    let owner: Bytes = name.iter().copied().take(512).collect();
+    let owner = if owner.is_empty() {
+        b"y".to_vec()
+    } else {
+        owner
+    };
+    let forged = random.pick(&[
+        0,
+        1,
+        now_us,
+        now_us + DAY_US / 2,
+        now_us + 2 * DAY_US,
+        MAX,
+        MAX + 1,
+    ]);
+    let value = match random.below(4) {
+        0 => lock_value(forged, &owner),
+        1 => b"9".to_vec(),
+        _ => name.clone(),
+    };
+    match random.below(40) {
+        0..8 => Op::Acquire(key, owner, ttl, random.pick(&[None, None, Some(0)])),
+        8..13 => Op::Renew(key, owner, ttl),
+        13..18 => Op::Release(key, owner),
+        18 => Op::Info(key),
+        // A wait of 1 ms in the middle of a pipeline: what follows must wait for it.
+        19 if random.below(20) == 0 => Op::Acquire(key, owner, ttl, Some(1)),
+        19 => wrong(random, key),
+        20 => Op::Set(key, value),
+        21 => Op::SetFor(key, value, ttl.min(1 << 40)),
+        22 => Op::SetKeepTtl(key, value),
+        23..25 => Op::SetIfFree(key, value, ttl.min(1 << 40)),
+        25 => Op::GetSet(key, value),
+        26 => Op::GetDel(key),
+        27 => Op::Del(key),
+        28 => Op::Unlink(key),
+        29..31 => Op::PExpire(key, random.pick(&[ttl.min(1 << 40), 5_000_000, 0, -1])),
+        31 => Op::Persist(key),
+        32 => Op::Rename(key, to),
+        33 => Op::Copy(key, to),
+        34 => Op::Append(key, random.pick(&[&b"x"[..], b"", b":"]).to_vec()),
+        35 => Op::Overwrite(key, random.pick(&[&b"1"[..], b"x", b"00"]).to_vec()),
+        36 => Op::Incr(key),
+        37 => Op::LPush(key),
+        38 => Op::LPop(key),
+        _ if random.below(10) == 0 => Op::FlushDb,
+        _ => Op::Persist(key),
+    }
+}
+
+fn wrong(random: &mut Random, key: &str) -> Op {
+    let cases: [(&[&str], &str); 10] = [
+        (&["LOCK.ACQUIRE", key, "", "1"], "BADOWNER"),
+        (&["LOCK.ACQUIRE", key, "alice", "0"], "BADTTL"),
+        (
+            &["LOCK.ACQUIRE", key, "alice", "9007199254740992"],
+            "BADTTL",
+        ),
+        (&["LOCK.ACQUIRE", key, "alice", "1", "WAIT"], "BADOPTION"),
+        (&["LOCK.ACQUIRE", key, "alice", "1", "NX"], "BADOPTION"),
+        (
+            &["LOCK.ACQUIRE", key, "alice", "1", "WAIT", "-1"],
+            "BADTIMEOUT",
+        ),
+        (&["LOCK.RENEW", key, "alice", "+5"], "BADTTL"),
+        (&["LOCK.RENEW", key, "alice"], "ERR"),
+        (&["LOCK.RELEASE", key, ""], "BADOWNER"),
+        (&["LOCK.RELEASE", key], "ERR"),
+    ];
+    let (args, code) = random.pick(&cases);
+    Op::Wrong(
+        args.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
+        code,
+    )
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Content {
+    Text(Bytes),
+    /// Of this many elements.
+    List(i64),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Entry {
+    content: Content,
+    /// Unix time in milliseconds.
+    ends_at: Option<i64>,
+}
+
+/// Between which two readings of its own clock the server carried a command out, in microseconds.
+type When = (i64, i64);
+
+/// Where a deadline may be. It is as wide as the server took between two readings of its clock around
+/// the command, and a clock in milliseconds cannot tell less: no tolerance is guessed.
+type Deadline = Option<RangeInclusive<i64>>;
+
+fn after(when: When, ms: i64) -> Deadline {
+    Some(when.0 / 1000 + ms..=when.1 / 1000 + ms)
+}
+
+fn exactly(ends_at: Option<i64>) -> Deadline {
+    ends_at.map(|end| end..=end)
+}
+
+/// The later of the two, which are both deadlines of one key.
+fn later(before: Option<i64>, new: RangeInclusive<i64>) -> Deadline {
+    let before = before.unwrap_or(i64::MIN);
+    Some(before.max(*new.start())..=before.max(*new.end()))
+}
+
+/// What a reply must be.
+#[derive(Debug)]
+enum Expected {
+    Exactly(Reply),
+    /// A new fence.
+    Between(RangeInclusive<i64>),
+    /// An error with this code word.
+    Code(&'static str),
+    /// LOCK.INFO: owner, fence, deadline.
+    Info(Bytes, Option<i64>, Option<i64>),
+}
+
+/// A value of ours, by the manual.
+fn parse(value: &[u8]) -> Option<(i64, &[u8])> {
+    let (digits, owner) = (value.get(..16)?, value.get(17..)?);
+    let is_ours = digits.iter().all(u8::is_ascii_digit)
+        && value[16] == b':'
+        && (1..=512).contains(&owner.len());
+    let fence = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    (is_ours && (1..=MAX).contains(&fence)).then_some((fence, owner))
+}
+
+/// The server as the manual describes it.
+#[derive(Default)]
+struct Model {
+    keys: HashMap<&'static str, Entry>,
+    /// Between which the highest fence is that counts for all keys.
+    last: Option<(i64, i64)>,
+}
+
+impl Model {
+    fn text(&self, key: &str) -> Option<&Bytes> {
+        match &self.keys.get(key)?.content {
+            Content::Text(value) => Some(value),
+            Content::List(_) => None,
+        }
+    }
+
+    fn is_list(&self, key: &str) -> bool {
+        self.keys.contains_key(key) && self.text(key).is_none()
+    }
+
+    fn ends_at(&self, key: &str) -> Option<i64> {
+        self.keys.get(key)?.ends_at
+    }
+
+    fn matches(&self, key: &str, owner: &[u8]) -> Option<bool> {
+        let value = self.text(key)?;
+        let named = parse(value).is_some_and(|(_, holder)| holder == owner);
+        Some(named || value == owner)
+    }
+
+    /// The fence of a new grant.
+    fn next_fence(&mut self, when: When, replaced: Option<i64>) -> RangeInclusive<i64> {
+        // A server that was just loaded begins a second ahead of its clock, within the patience of a test.
+        let patience = PATIENCE.as_micros() as i64;
+        let last = self.last.unwrap_or((0, when.1 + 1_000_000 + patience));
+        let next = (when.0.max(last.0 + 1), when.1.max(last.1 + 1));
+        self.last = Some(next);
+        match replaced {
+            Some(fence) if fence <= when.0 + DAY_US => {
+                next.0.max(fence + 1)..=next.1.max(fence + 1)
+            }
+            _ => next.0..=next.1,
+        }
+    }
+
+    fn put(&mut self, key: &'static str, value: Bytes, ends_at: Deadline) -> Deadline {
+        let content = Content::Text(value);
+        // The very deadline is filled in when the server has told it.
+        self.keys.insert(
+            key,
+            Entry {
+                content,
+                ends_at: None,
+            },
+        );
+        ends_at
+    }
+
+    /// Carries a command out: the reply, the key that changed, and the deadline that it has then. `told`
+    /// is the server's reply, from which nothing but the number of a new fence is taken.
+    fn apply(
+        &mut self,
+        op: &Op,
+        when: When,
+        told: &Reply,
+    ) -> (Expected, Option<(&'static str, Deadline)>) {
+        use Expected::{Between, Code, Exactly};
+        let wrong_type = || (Exactly(Err(WRONGTYPE.into())), None);
+        let same = |reply| (Exactly(reply), None);
+        let count = |number: usize| Ok(Value::Int(number as i64));
+        match op.clone() {
+            Op::Wrong(_, code) => (Code(code), None),
+            Op::Acquire(key, ..) | Op::Renew(key, ..) | Op::Release(key, _) | Op::Info(key)
+                if self.is_list(key) =>
+            {
+                wrong_type()
+            }
+            Op::Acquire(key, owner, ttl, _) => {
+                let value = self.text(key).cloned();
+                let ours = value.as_deref().and_then(parse);
+                let new_end = after(when, ttl).unwrap();
+                match (self.matches(key, &owner), ours) {
+                    (Some(false), _) => same(NULL),
+                    (Some(true), Some((fence, holder))) if holder == owner => {
+                        let deadline = later(self.ends_at(key), new_end);
+                        (Exactly(Ok(Value::Int(fence))), Some((key, deadline)))
+                    }
+                    _ => {
+                        let fence = self.next_fence(when, ours.map(|(fence, _)| fence));
+                        let Ok(Value::Int(given)) = *told else {
+                            return (Between(fence), None);
+                        };
+                        let deadline = later(self.ends_at(key), new_end);
+                        let deadline = self.put(key, lock_value(given, &owner), deadline);
+                        if ours.is_none() {
+                            self.last = Some((given, given));
+                        }
+                        (Between(fence), Some((key, deadline)))
+                    }
+                }
+            }
+            Op::Renew(key, owner, ttl) => match self.matches(key, &owner) {
+                None => same(NULL),
+                Some(false) => same(NO),
+                Some(true) => (Exactly(YES), Some((key, after(when, ttl)))),
+            },
+            Op::Release(key, owner) => match self.matches(key, &owner) {
+                None => same(NULL),
+                Some(false) => same(NO),
+                Some(true) => {
+                    self.keys.remove(key);
+                    (Exactly(YES), Some((key, None)))
+                }
+            },
+            Op::Info(key) => match self.text(key) {
+                None => same(NULL),
+                Some(value) => {
+                    let (fence, owner) = match parse(value) {
+                        Some((fence, owner)) => (Some(fence), owner),
+                        None => (None, &value[..]),
+                    };
+                    let info = Expected::Info(owner.to_vec(), fence, self.ends_at(key));
+                    (info, None)
+                }
+            },
+            Op::Set(key, value) => {
+                let deadline = self.put(key, value, None);
+                (Exactly(OK), Some((key, deadline)))
+            }
+            Op::SetFor(key, value, ms) => {
+                let deadline = self.put(key, value, after(when, ms));
+                (Exactly(OK), Some((key, deadline)))
+            }
+            Op::SetKeepTtl(key, value) => {
+                let kept = exactly(self.ends_at(key));
+                let deadline = self.put(key, value, kept);
+                (Exactly(OK), Some((key, deadline)))
+            }
+            Op::SetIfFree(key, ..) if self.keys.contains_key(key) => same(NULL),
+            Op::SetIfFree(key, value, ms) => {
+                let deadline = self.put(key, value, after(when, ms));
+                (Exactly(OK), Some((key, deadline)))
+            }
+            Op::GetSet(key, _)
+            | Op::GetDel(key)
+            | Op::Append(key, _)
+            | Op::Overwrite(key, _)
+            | Op::Incr(key)
+                if self.is_list(key) =>
+            {
+                wrong_type()
+            }
+            Op::GetSet(key, value) => {
+                let before = self.text(key).map_or(NULL, text);
+                let deadline = self.put(key, value, None);
+                (Exactly(before), Some((key, deadline)))
+            }
+            Op::GetDel(key) => {
+                let before = self.text(key).map_or(NULL, text);
+                self.keys.remove(key);
+                (Exactly(before), Some((key, None)))
+            }
+            Op::Del(key) | Op::Unlink(key) => {
+                let removed = self.keys.remove(key);
+                (Exactly(count(removed.iter().count())), Some((key, None)))
+            }
+            Op::PExpire(key, _) if !self.keys.contains_key(key) => same(NO),
+            Op::PExpire(key, ms) if ms <= 0 => {
+                self.keys.remove(key);
+                (Exactly(YES), Some((key, None)))
+            }
+            Op::PExpire(key, ms) => (Exactly(YES), Some((key, after(when, ms)))),
+            Op::Persist(key) => match self.ends_at(key) {
+                None => same(NO),
+                Some(_) => (Exactly(YES), Some((key, None))),
+            },
+            Op::Rename(from, _) if !self.keys.contains_key(from) => {
+                same(Err("ERR no such key".into()))
+            }
+            Op::Rename(from, to) => {
+                let entry = self.keys.remove(from).unwrap();
+                let deadline = exactly(entry.ends_at);
+                self.keys.insert(to, entry);
+                (Exactly(OK), Some((to, deadline)))
+            }
+            Op::Copy(from, to) if from == to => {
+                let refused = "ERR source and destination objects are the same";
+                same(Err(refused.into()))
+            }
+            Op::Copy(from, to) => match self.keys.get(from).cloned() {
+                None => same(NO),
+                Some(entry) => {
+                    let deadline = exactly(entry.ends_at);
+                    self.keys.insert(to, entry);
+                    (Exactly(YES), Some((to, deadline)))
+                }
+            },
+            Op::Append(key, more) => {
+                let value = [self.text(key).cloned().unwrap_or_default(), more].concat();
+                let (length, kept) = (value.len(), exactly(self.ends_at(key)));
+                let deadline = self.put(key, value, kept);
+                (Exactly(count(length)), Some((key, deadline)))
+            }
+            Op::Overwrite(key, new) => {
+                let mut value = self.text(key).cloned().unwrap_or_default();
+                value.resize(value.len().max(new.len()), 0);
+                value[..new.len()].copy_from_slice(&new);
+                let (length, kept) = (value.len(), exactly(self.ends_at(key)));
+                let deadline = self.put(key, value, kept);
+                (Exactly(count(length)), Some((key, deadline)))
+            }
+            Op::Incr(key) => {
+                let value = self.text(key).cloned().unwrap_or(b"0".to_vec());
+                let old = String::from_utf8(value).ok();
+                let old =
+                    old.and_then(|old| Some((old.parse::<i64>().ok()?.to_string() == old, old)));
+                let Some(old) = old.and_then(|(is_plain, old)| is_plain.then_some(old)) else {
+                    return same(Err("ERR value is not an integer or out of range".into()));
+                };
+                let new = old.parse::<i64>().unwrap() + 1;
+                let kept = exactly(self.ends_at(key));
+                let deadline = self.put(key, new.to_string().into_bytes(), kept);
+                (Exactly(Ok(Value::Int(new))), Some((key, deadline)))
+            }
+            Op::LPush(key) | Op::LPop(key) if self.text(key).is_some() => wrong_type(),
+            Op::LPush(key) => {
+                let new = Entry {
+                    content: Content::List(0),
+                    ends_at: None,
+                };
+                let entry = self.keys.entry(key).or_insert(new);
+                let Content::List(length) = &mut entry.content else {
+                    unreachable!()
+                };
+                *length += 1;
+                let reply = Exactly(Ok(Value::Int(*length)));
+                (reply, Some((key, exactly(entry.ends_at))))
+            }
+            Op::LPop(key) => match self.keys.get_mut(key) {
+                None => same(NULL),
+                Some(entry) => {
+                    let Content::List(length) = &mut entry.content else {
+                        unreachable!()
+                    };
+                    *length -= 1;
+                    let (left, deadline) = (*length, exactly(entry.ends_at));
+                    if left == 0 {
+                        self.keys.remove(key);
+                    }
+                    (Exactly(text("x")), Some((key, deadline)))
+                }
+            },
+            Op::FlushDb => {
+                self.keys.clear();
+                (Exactly(OK), None)
+            }
+        }
+    }
+}
+
+/// Whether the server's reply is what the model expects.
+fn is_as_expected(told: &Reply, expected: &Expected, when: When) -> bool {
+    match expected {
+        Expected::Exactly(reply) => told == reply,
+        Expected::Between(range) => matches!(told, Ok(Value::Int(fence)) if range.contains(fence)),
+        Expected::Code(code) => told
+            .as_ref()
+            .is_err_and(|line| line.split(' ').next() == Some(code)),
+        Expected::Info(owner, fence, ends_at) => {
+            let Ok(Value::Array(fields)) = told else {
+                return false;
+            };
+            let [
+                _,
+                told_owner,
+                _,
+                told_fence,
+                _,
+                held,
+                _,
+                ttl,
+                _,
+                waiters,
+                _,
+                queue,
+            ] = &fields[..]
+            else {
+                return false;
+            };
+            let within = |value: &Value, range: RangeInclusive<i64>| matches!(value, Value::Int(number) if range.contains(number));
+            let held_is_right = match fence {
+                None => *held == Value::Nil,
+                // A fence may be ahead of the clock.
+                Some(fence) => {
+                    let held_ms = |now: i64| (now - fence).max(0) / 1000;
+                    within(held, held_ms(when.0)..=held_ms(when.1))
+                }
+            };
+            let ttl_is_right = match ends_at {
+                None => *ttl == Value::Int(-1),
+                Some(end) => within(ttl, end - when.1 / 1000..=end - when.0 / 1000),
+            };
+            Ok(told_owner.clone()) == text(owner)
+                && *told_fence == fence.map_or(Value::Nil, Value::Int)
+                && held_is_right
+                && ttl_is_right
+                && (waiters, queue) == (&Value::Int(0), &Value::Array(vec![]))
+        }
+    }
+}
+
+/// The server's clock, in microseconds.
+fn clock(time: &Value) -> i64 {
+    let (seconds, micros): (i64, i64) = redis::from_redis_value(time.clone()).unwrap();
+    seconds * 1_000_000 + micros
+}
+
+/// How many replies follow each command: its own, GET and PEXPIRETIME of every key, TIME.
+const REPLIES: usize = 2 + 2 * KEYS.len();
+
+/// Runs the commands in one pipeline, and looks at every key and at the clock after each.
+fn run(redis: &mut Connection, ops: &[Op]) -> Vec<Value> {
+    let mut pipeline = pipe();
+    pipeline.ignore_errors().cmd("TIME");
+    for op in ops {
+        pipeline.add_command(op.command());
+        for key in KEYS {
+            pipeline.cmd("GET").arg(key).cmd("PEXPIRETIME").arg(key);
+        }
+        pipeline.cmd("TIME");
+    }
+    pipeline.query(redis).unwrap()
+}
+
+fn compare(seed: u64, commands: usize) {
+    println!("LOCKKEEPER_MODEL_SEED={seed} LOCKKEEPER_MODEL_COMMANDS={commands}");
+    let mut server = Server::start();
+    let mut redis = server.connect();
+    let (mut random, mut model) = (Random(seed), Model::default());
+    let mut granted = 0;
+    for batch in 0..commands.div_ceil(BATCH) {
+        let now = clock(&ask!(redis, "TIME").unwrap());
+        let values: Vec<Bytes> = KEYS
+            .iter()
+            .filter_map(|key| model.text(key).cloned())
+            .collect();
+        let ops: Vec<Op> = (0..BATCH)
+            .map(|_| next_op(&mut random, &values, now))
+            .collect();
+        let told = run(&mut redis, &ops);
+        let mut start = clock(&told[0]);
+        for (n, (op, told)) in ops.iter().zip(told[1..].chunks_exact(REPLIES)).enumerate() {
+            let when = (start, clock(&told[REPLIES - 1]));
+            start = when.1;
+            let reply = support::reply(Ok(told[0].clone()));
+            let before = model.keys.clone();
+            let (expected, changed) = model.apply(op, when, &reply);
+            granted += usize::from(matches!(expected, Expected::Between(_)));
+            let wrong = |what: &str| -> ! {
+                panic!(
+                    "seed {seed}, command {}: {op:?}\nat {when:?} the keys were {before:?}\n\
+                     {what}\nanswered {reply:?}, expected {expected:?}",
+                    batch * BATCH + n
+                )
+            };
+            if !is_as_expected(&reply, &expected, when) {
+                wrong("the reply is another");
+            }
+            for (key, seen) in KEYS.iter().zip(told[1..].chunks_exact(2)) {
+                let value = support::reply(Ok(seen[0].clone()));
+                let due = model.keys.get(key).map(|entry| match &entry.content {
+                    Content::Text(value) => text(value),
+                    Content::List(_) => Err(WRONGTYPE.into()),
+                });
+                if value != due.clone().unwrap_or(NULL) {
+                    wrong(&format!("{key} holds {value:?}, not {due:?}"));
+                }
+                let Some(entry) = model.keys.get_mut(key) else {
+                    continue;
+                };
+                let deadline = match &changed {
+                    Some((changed, deadline)) if changed == key => deadline.clone(),
+                    _ => exactly(entry.ends_at),
+                };
+                let seen = number(Ok(seen[1].clone()));
+                match deadline {
+                    None if seen == -1 => entry.ends_at = None,
+                    Some(range) if range.contains(&seen) => entry.ends_at = Some(seen),
+                    other => wrong(&format!("{key} ends at {seen}, not {other:?}")),
+                }
+            }
+        }
+    }
+    println!("{commands} commands, {granted} grants, no difference");
+    assert!(
+        granted * 50 > commands,
+        "only {granted} grants: a model of nothing"
+    );
+    assert_eq!(
+        info::<i64>(&mut redis, "lockkeeper", "lockkeeper_waiters"),
+        0
+    );
+    server.stop();
+}
+
+/// A number that a run is repeated or lengthened with.
+fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
+    let setting = std::env::var(name).ok()?;
+    Some(
+        setting
+            .parse()
+            .unwrap_or_else(|_| panic!("{name} is no number: {setting}")),
+    )
+}
+
+#[test]
+fn server_and_model_agree_after_every_random_command() {
+    let seed = setting("LOCKKEEPER_MODEL_SEED").unwrap_or_else(|| {
+        let epoch = std::time::UNIX_EPOCH.elapsed().unwrap();
+        epoch.as_nanos() as u64
+    });
+    compare(seed, setting("LOCKKEEPER_MODEL_COMMANDS").unwrap_or(20_000));
+}
