@@ -264,6 +264,8 @@ async fn a_grant_whose_reply_took_nine_tenths_of_the_ttl_is_renewed_first() {
     eventually("it is granted unheard", || {
         calls(&server, "lock.acquire") > 0
     });
+    // Its reply is on its way now, and slow; what comes after it is not.
+    tokio::time::sleep(ms(200)).await;
     proxy.delay_replies(Duration::ZERO);
     let held = soon(acquire).await.unwrap().unwrap().unwrap();
     assert!(held.remaining() > ms(600), "{held:?}");

@@ -48,13 +48,9 @@ impl Place {
             Url {
                 kind: Kind::One,
                 nodes,
-                ..
             } => {
-                let url = nodes.into_iter().next().unwrap_or_default();
-                Ok(Place::One(client(
-                    info(url.as_str(), credentials)?,
-                    credentials,
-                )?))
+                let info = info(&nodes.concat(), credentials)?;
+                Ok(Place::One(client(info, credentials)?))
             }
             #[cfg(feature = "sentinel")]
             Url {

@@ -112,8 +112,8 @@ struct Entry {
     attention_at: Option<Moment>,
     /// The other end of the handle; none if nobody holds one.
     grip: Option<Grip>,
-    /// Who wants to hear how the next renewal ends.
-    renewing: Vec<Reply<Renewed>>,
+    /// Who wants to hear of a renewal, and since when: one that left before tells nothing new.
+    renewing: Vec<(Moment, Reply<Renewed>)>,
     /// Who wants to hear how the release ends.
     releasing: Option<Reply<Released>>,
     /// How the release ended, as far as is known.
@@ -247,8 +247,9 @@ impl Watchdog {
             Message::Acquire(request, sender, reply) => self.acquire(request, sender, reply),
             Message::Renew(id, reply) => {
                 if let Some(entry) = self.leases.get_mut(&id) {
-                    entry.renewing.push(reply);
-                    entry.lease.renew_now(clock::now());
+                    let now = clock::now();
+                    entry.renewing.push((now, reply));
+                    entry.lease.renew_now(now);
                     entry.tell_if_lost();
                     self.want_attention(id);
                 }
@@ -446,13 +447,17 @@ impl Entry {
             let (key, left) = (show(&self.key), self.lease.ends_at().since(now));
             warn!(%key, owner = %self.owner, ?left, %error, "a renewal has failed");
         }
-        if let Some(grip) = &self.grip {
+        if let (Answer::Yes, Some(grip)) = (answer, &self.grip) {
             grip.extend(self.lease.ends_at());
         }
         // A no is told by `lose`, together with the loss.
         if !matches!(answer, Answer::No(_)) {
-            for renewing in self.renewing.drain(..) {
+            let asked_before = |(asked_at, _): &mut (Moment, _)| *asked_at <= sent_at;
+            for (_, renewing) in self.renewing.extract_if(.., asked_before) {
                 let _ = renewing.send(reply.clone().map(|_| Renewed::Yes));
+            }
+            if !self.renewing.is_empty() {
+                self.lease.renew_now(now);
             }
         }
     }
@@ -475,7 +480,7 @@ impl Entry {
     /// Answers those who want to hear of a renewal that will not come any more.
     fn tell_if_lost(&mut self) {
         if let Some(lost) = self.lease.lost() {
-            for renewing in self.renewing.drain(..) {
+            for (_, renewing) in self.renewing.drain(..) {
                 let _ = renewing.send(Ok(Renewed::Lost(lost)));
             }
         }
