@@ -50,7 +50,8 @@ fn is_found(kind: Kind, name: &str, history: &History) {
 #[test]
 fn nothing_is_lost_over_kills_and_restarts() {
     let history = scenario::restarts(1, 3, Durability::Always);
-    assert!(check(&history).lost.is_empty());
+    let verdict = check(&history);
+    assert!(verdict.lost.is_empty(), "{:?}", verdict.lost);
     is_as_it_should_be("kill -9, appendfsync always", 1, &history);
 }
 

@@ -54,9 +54,13 @@ pub struct Finding {
 pub struct Verdict {
     /// Grants that somebody was told of.
     pub sections: usize,
+    /// Those of them that a replica had acknowledged.
+    pub safe: usize,
     pub violations: Vec<Finding>,
     /// What a fault that may lose something explains.
     pub lost: Vec<Finding>,
+    /// What a failover to a server whose clock is ahead explains.
+    pub shortened: Vec<Finding>,
 }
 
 impl Verdict {
@@ -82,6 +86,7 @@ pub fn check(history: &History) -> Verdict {
             .filter_map(|tenure| Hold::of(tenure))
             .collect();
         judge.verdict.sections += holds.len();
+        judge.verdict.safe += holds.iter().filter(|hold| hold.safe).count();
         judge.answers(events);
         judge.losses(&holds);
         judge.storage(events, &holds);
@@ -113,6 +118,8 @@ struct Hold {
     yeses: Vec<(Us, Us)>,
     /// When it was said that it is no more, if that was said.
     denied: Option<Us>,
+    /// When its release was first asked for.
+    let_go: Option<Us>,
     /// Valid until then, if nothing goes wrong.
     until: Us,
 }
@@ -135,6 +142,7 @@ impl Hold {
                         told: *at,
                         yeses: vec![],
                         denied: None,
+                        let_go: None,
                         until: 0,
                     });
                     hold.yeses.push((event.asked, *until));
@@ -147,6 +155,7 @@ impl Hold {
                     }
                     if event.did == Did::Release {
                         hold.until = hold.until.min(event.asked);
+                        hold.let_go.get_or_insert(event.asked);
                     }
                 }
                 _ => {}
@@ -182,10 +191,9 @@ impl Judge<'_> {
     fn broken(&mut self, kind: Kind, hold: &Hold, at: Us, short: Us, other: Option<&Hold>) {
         // A yes counts from when the server was asked, which only its end tells.
         let confirmed = hold.confirmed_before(at).1.saturating_sub(self.history.ttl);
-        let lossy = !hold.safe;
-        let excused = self
-            .fault_between(confirmed, at)
-            .any(|fault| (fault.loses && lossy) || short <= fault.skew);
+        let faults = || self.fault_between(confirmed, at);
+        let shortened = faults().any(|fault| short <= fault.skew);
+        let lost = !hold.safe && faults().any(|fault| fault.loses);
         let tenures = [Some(hold), other].into_iter().flatten();
         let finding = Finding {
             kind,
@@ -193,9 +201,11 @@ impl Judge<'_> {
             at,
             tenures: tenures.map(|hold| hold.tenure).collect(),
         };
-        match excused {
-            true => self.verdict.lost.push(finding),
-            false => self.verdict.violations.push(finding),
+        let verdict = &mut self.verdict;
+        match (shortened, lost) {
+            (true, _) => verdict.shortened.push(finding),
+            (false, true) => verdict.lost.push(finding),
+            (false, false) => verdict.violations.push(finding),
         }
     }
 
@@ -234,6 +244,11 @@ impl Judge<'_> {
     fn losses(&mut self, holds: &[Hold]) {
         for hold in holds {
             let Some(denied) = hold.denied else { continue };
+            // A release whose answer a fault swallowed is asked for again, and all is as it should be.
+            let swallowed = |asked| self.fault_between(asked, denied).next().is_some();
+            if hold.let_go.is_some_and(swallowed) {
+                continue;
+            }
             // Of the lease as it was before the release was asked for.
             let end = hold.confirmed_before(denied).1;
             if denied < end {

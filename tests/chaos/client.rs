@@ -58,12 +58,12 @@ impl Place {
                 connect(&url).map(Line::One)
             }
             Place::Either(urls) => {
-                let masters = urls.iter().filter_map(|url| {
+                let mut masters = urls.iter().rev().filter_map(|url| {
                     let mut redis = connect(url).ok()?;
                     let role: Vec<Value> = redis::cmd("ROLE").query(&mut redis).ok()?;
                     (role[0] == Value::BulkString(b"master".to_vec())).then_some(redis)
                 });
-                masters.last().map(Line::One).ok_or_else(nobody)
+                masters.next().map(Line::One).ok_or_else(nobody)
             }
             Place::Sentinels(hosts) => {
                 let mut answers = hosts.iter().filter_map(|host| {

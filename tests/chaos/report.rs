@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::checker::{Finding, Verdict, check};
-use super::history::{Answer, Did, Event, History};
+use super::history::{Answer, Did, Event, Fault, History, Us};
+
+const NEAR: Us = 5_000_000;
 
 pub struct Report {
     name: String,
@@ -13,8 +15,9 @@ pub struct Report {
     failed: usize,
     faults: BTreeMap<&'static str, usize>,
     pub verdict: Verdict,
-    /// All that happened around the first violation.
+    /// All that its owners did, and the faults, around the first violation.
     around: Vec<Event>,
+    faults_around: Vec<Fault>,
 }
 
 impl Report {
@@ -24,10 +27,9 @@ impl Report {
         for fault in &history.faults {
             *faults.entry(fault.what).or_default() += 1;
         }
-        let around = verdict
-            .violations
-            .first()
-            .map(|first| around(first, history));
+        let first = verdict.violations.first();
+        let around = first.map(|first| around(first, history));
+        let faults_around = first.map(|first| faults_around(first, history));
         let failed = |event: &&Event| matches!(event.answer, Some((_, Answer::Failed(_))));
         Report {
             name: name.to_owned(),
@@ -41,6 +43,7 @@ impl Report {
             faults,
             verdict,
             around: around.unwrap_or_default(),
+            faults_around: faults_around.unwrap_or_default(),
         }
     }
 }
@@ -49,6 +52,11 @@ fn around(finding: &Finding, history: &History) -> Vec<Event> {
     let events = history.events.iter();
     let of_it = events.filter(|event| finding.tenures.contains(&event.tenure));
     of_it.cloned().collect()
+}
+
+fn faults_around(finding: &Finding, history: &History) -> Vec<Fault> {
+    let near = |fault: &&Fault| fault.from < finding.at + NEAR && fault.to + NEAR > finding.at;
+    history.faults.iter().filter(near).cloned().collect()
 }
 
 fn count(findings: &[Finding]) -> String {
@@ -65,16 +73,19 @@ fn count(findings: &[Finding]) -> String {
 impl fmt::Display for Report {
     fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
         writeln!(out, "{}, seed {}", self.name, self.seed)?;
+        let Verdict { sections, safe, .. } = self.verdict;
         writeln!(
             out,
-            "  {} critical sections, {} questions, {} of them failed; faults: {:?}",
-            self.verdict.sections, self.questions, self.failed, self.faults
+            "  {sections} critical sections, {safe} of them acknowledged by a replica; {} questions, {} failed",
+            self.questions, self.failed
         )?;
+        writeln!(out, "  faults: {:?}", self.faults)?;
         write!(
             out,
-            "  violations: {}; lost by a fault that may lose: {}",
+            "  violations: {}; lost by a fault: {}; shortened by a clock: {}",
             count(&self.verdict.violations),
-            count(&self.verdict.lost)
+            count(&self.verdict.lost),
+            count(&self.verdict.shortened)
         )?;
         if let Some(first) = self.verdict.violations.first() {
             let Finding { kind, key, at, .. } = first;
@@ -82,6 +93,9 @@ impl fmt::Display for Report {
                 out,
                 "\n  the first: {kind:?}, lock {key}, at {at} µs; its owners:"
             )?;
+            for fault in &self.faults_around {
+                write!(out, "\n    {fault:?}")?;
+            }
             for event in &self.around {
                 write!(out, "\n    {event:?}")?;
             }

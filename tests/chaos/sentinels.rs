@@ -29,7 +29,7 @@ impl Sentinels {
             let text = format!(
                 "port {port}\nbind 127.0.0.1\ndir {}\n\
                  sentinel monitor {MASTER} 127.0.0.1 {} 2\n\
-                 sentinel down-after-milliseconds {MASTER} 500\n\
+                 sentinel down-after-milliseconds {MASTER} 1500\n\
                  sentinel failover-timeout {MASTER} 3000\n",
                 dir.path().display(),
                 master.port(),
