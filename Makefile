@@ -18,7 +18,7 @@ endef
 .PHONY: help build run install test lint clean build-needs server-needs test-needs
 
 help: ## show this
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 build: build-needs ## build the module and the command into target/release
 	cargo build --release
@@ -74,6 +74,34 @@ $(TARGET)/bench/python/ready: benches/peers/requirements.txt
 $(TARGET)/bench/redlock:
 	$(call need,command -v npm,npm)
 	npm install --silent --prefix $@ redlock@5.0.0-beta.2 ioredis@5
+
+.PHONY: test-matrix test-memory model fuzz
+
+test-matrix: build test-needs .venv/ready ## run all tests on every server there is (fetches them), and print a table
+	tests/servers/matrix
+
+test-memory: build test-needs ## run the tests of commands and waiting on a server under valgrind
+	$(call need,command -v valgrind,valgrind)
+	SERVER='$(if $(SERVER),$(abspath $(SERVER)))' tests/servers/memory
+
+COMMANDS ?= 1000000
+model: build test-needs ## compare server and model after each of COMMANDS (1000000) random commands; SEED=… repeats
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') $(if $(SEED),LOCKKEEPER_MODEL_SEED=$(SEED)) \
+		LOCKKEEPER_MODEL_COMMANDS=$(COMMANDS) cargo test --test model -- --nocapture
+
+MINUTES ?= 10
+# Stable Rust will do: the core has no unsafe code, so nothing but its own assertions is needed.
+FUZZ = RUSTC_BOOTSTRAP=1 PATH="$(abspath $(TARGET))/tools/bin:$$PATH" cargo fuzz
+fuzz: build-needs ## throw bytes at the core's arguments and values for MINUTES (10) each
+	$(call need,command -v g++,g++)
+	@$(FUZZ) --version >/dev/null 2>&1 || \
+		cargo install --quiet --locked --root $(TARGET)/tools --version 0.13.1 cargo-fuzz
+	for target in arguments values; do \
+		mkdir -p $(TARGET)/fuzz/corpus/$$target && \
+		$(FUZZ) run --fuzz-dir tests/fuzz --target-dir $(TARGET)/fuzz --sanitizer none $$target \
+			$(abspath $(TARGET))/fuzz/corpus/$$target -- -max_len=1200 \
+			-max_total_time=$$(( $(MINUTES) * 60 )) -print_final_stats=1 || exit; \
+	done
 
 lint: build-needs ## check format and lints
 	cargo fmt --all --check
