@@ -179,7 +179,11 @@ fn a_process_that_was_stopped_past_its_ttl_knows_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn ten_thousand_locks_are_all_renewed_in_time_over_one_connection() {
     let (locks, ttl, time) = match std::env::var("LOCKKEEPER_SOAK") {
-        Ok(locks) => (locks.parse().unwrap(), ms(10_000), ms(60_000)),
+        Ok(locks) => {
+            let locks: u64 = locks.parse().unwrap();
+            // A hundred thousand with the ttl that people use, 30 s.
+            (locks, ms(10_000).max(ms(locks * 3 / 10)), ms(60_000))
+        }
         Err(_) => (10_000, ms(6000), ms(5000)),
     };
     let server = Server::start();
@@ -196,15 +200,21 @@ async fn ten_thousand_locks_are_all_renewed_in_time_over_one_connection() {
         });
     }
     let held: Vec<_> = holding.join_all().await.into_iter().flatten().collect();
-    let (memory, cpu, start) = (resident_kb(), cpu_ticks(), Instant::now());
+    let (cpu, start) = (cpu_ticks(), Instant::now());
+    // Taken half-way: by then every buffer has grown to what a round of renewals needs.
+    let mut memory = None;
     while start.elapsed() < time {
         tokio::time::sleep(ms(500)).await;
         let least = held.iter().map(|held| held.remaining()).min().unwrap();
         assert!(least > ttl / 3, "only {least:?} left");
+        if start.elapsed() > time / 2 {
+            memory.get_or_insert_with(resident_kb);
+        }
     }
-    let (grown, busy) = (resident_kb().saturating_sub(memory), cpu_ticks() - cpu);
+    let grown = resident_kb().saturating_sub(memory.unwrap());
+    let busy = cpu_ticks() - cpu;
     println!("{locks} locks for {time:?}: grown by {grown} kB, {busy} ticks of CPU");
-    assert!(grown < 4000 + locks / 10, "grown by {grown} kB");
+    assert!(grown < 4000, "grown by {grown} kB");
     assert!(held.iter().all(|held| held.loss().is_none()));
     let list: String = redis::cmd("CLIENT")
         .arg("LIST")
