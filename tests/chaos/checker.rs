@@ -12,7 +12,7 @@ use super::history::{Answer, Did, Event, Fault, History, Us};
 mod tests;
 
 /// A free lock goes to the next in line at once; this is for a machine that is busy.
-pub const MAX_IDLE: Us = 600_000;
+pub const MAX_IDLE: Us = 900_000;
 
 /// So much later than asked for may a wait end.
 pub const MAX_LATE: Us = 2_000_000;

@@ -278,7 +278,7 @@ fn a_free_lock_that_nobody_is_given_is_found() {
     assert_eq!(found(events(102)), []);
     assert_eq!(found(events(101 + MAX_IDLE / MS)), []);
     assert_eq!(found(events(102 + MAX_IDLE / MS)), [Kind::NobodyWoken]);
-    let mut history = history(events(900));
+    let mut history = history(events(1010));
     history.faults = vec![fault(90, 95, false, 0)];
     assert!(
         !check(&history).found(Kind::NobodyWoken),
@@ -331,14 +331,14 @@ fn a_newcomer_who_passes_one_in_line_is_found() {
         [
             ALICE.acquires(0, 1, 10),
             BOB.acquires(2, 1900, 12),
-            ALICE.releases(900, 901),
-            CAROL.acquires(carol_asks, 902, 11),
+            ALICE.releases(950, 951),
+            CAROL.acquires(carol_asks, 952, 11),
             CAROL.releases(1899, 1900),
         ]
     };
-    assert_eq!(found(events(700)), [Kind::PassedOver]);
-    assert_eq!(found(events(600)), [], "they came at about the same time");
-    let mut history = history(events(700));
+    assert_eq!(found(events(940)), [Kind::PassedOver]);
+    assert_eq!(found(events(900)), [], "they came at about the same time");
+    let mut history = history(events(940));
     history.faults = vec![fault(90, 95, false, 0)];
     assert_eq!(kinds(&check(&history).violations), []);
 }
