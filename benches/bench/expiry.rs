@@ -13,13 +13,16 @@ use crate::{pin, rounds};
 /// So many locks end in each round, a few milliseconds apart.
 const LOCKS: u64 = 16;
 
+/// Returns when the lock of this name is granted.
+type Way = fn(Line, &str);
+
 pub fn ask(report: &mut Report) {
     report.note(
         "A lock of 60 to 165 ms is left alone, and one client waits for it, on two cores. The time from \
          the end that the server tells (PEXPIRETIME) to the client's grant counts.",
     );
     let server = pin::started_on(pin::SERVER, Server::start);
-    let ways: [(&str, fn(Line, &str)); 3] = [
+    let ways: [(&str, Way); 3] = [
         ("LOCK.ACQUIRE … WAIT", wait),
         ("SET NX every 1 ms", |line, key| poll(line, key, 1)),
         ("SET NX every 100 ms", |line, key| poll(line, key, 100)),
@@ -65,7 +68,7 @@ pub fn ask(report: &mut Report) {
 }
 
 /// How late one grant is, in ms.
-fn one(mut holder: Line, waiter: Line, number: u64, way: fn(Line, &str)) -> f64 {
+fn one(mut holder: Line, waiter: Line, number: u64, way: Way) -> f64 {
     let key = format!("ends:{number}");
     let ttl = (60 + 7 * number).to_string();
     holder.send(&pack(&["LOCK.ACQUIRE", &key, "dead", &ttl]));
