@@ -58,7 +58,7 @@ fn nothing_is_lost_over_kills_and_restarts() {
 #[test]
 fn owners_that_do_as_they_should_are_not_accused() {
     let server = Server::start();
-    let history = scenario::quiet(1, &server, Raw::at);
+    let history = scenario::quiet(1, 60, &server, Raw::at);
     is_as_it_should_be("quiet", 1, &history);
 }
 
@@ -66,7 +66,7 @@ fn owners_that_do_as_they_should_are_not_accused() {
 fn a_release_without_owner_check_is_found() {
     let server = Server::start();
     let client = |place| ReleasesWhatItFinds(Raw::at(place));
-    let history = scenario::quiet(1, &server, client);
+    let history = scenario::quiet(1, 60, &server, client);
     is_found(Kind::TwoOwners, "planted: DEL for a release", &history);
 }
 
@@ -85,7 +85,7 @@ fn a_grant_in_doubt_that_is_given_twice_is_found() {
     let server = Server::start();
     let in_doubt = InDoubt::default();
     let client = |place| GivesTwice::at(place, in_doubt.clone());
-    let history = scenario::quiet(1, &server, client);
+    let history = scenario::quiet(1, 60, &server, client);
     is_found(Kind::SameFence, "planted: a grant given twice", &history);
     is_found(
         Kind::StorageFooled,
@@ -102,7 +102,7 @@ fn a_lost_wake_up_is_found() {
         .args(&["--hz", "1", "--dynamic-hz", "no"])
         .start();
     assert_eq!(ask!(server.connect(), "LOCK.DEBUG", "DEAF"), YES);
-    let history = scenario::quiet(1, &server, Raw::at);
+    let history = scenario::quiet(1, 300, &server, Raw::at);
     is_found(Kind::PassedOver, "planted: no wake-ups", &history);
 }
 

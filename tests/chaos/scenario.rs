@@ -168,11 +168,16 @@ pub fn lossy_promotion<C: Client>(seed: u64, client: impl Fn(Place) -> C) -> His
 }
 
 /// Nothing is done to the server.
-pub fn quiet<C: Client>(seed: u64, server: &Server, client: impl Fn(Place) -> C) -> History {
+pub fn quiet<C: Client>(
+    seed: u64,
+    sections: usize,
+    server: &Server,
+    client: impl Fn(Place) -> C,
+) -> History {
     let place = Place::at(server.url());
     let clients = (0..8).map(|_| client(place.clone())).collect();
     let shared = Run::new(seed, 2, Duration::from_millis(200));
-    run(shared, clients, None, |run| load(run, 60))
+    run(shared, clients, None, |run| load(run, sections))
 }
 
 /// A cluster: a slot moves back and forth, and a master is killed and replaced by its replica.
