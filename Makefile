@@ -31,11 +31,11 @@ run: build server-needs ## start a redis-server with the module on PORT (6379), 
 		'  redis-cli -p $(PORT) LOCK.RELEASE door alice' && \
 	redis-server --port $(PORT) --dir "$$dir" --save '' --loadmodule '$(abspath $(MODULE))'
 
-install: | $(MODULE) $(COMMAND) ## install the module to /usr/lib/redis/modules, command and man page below PREFIX
+install: | $(MODULE) $(COMMAND) ## install the module to /usr/lib/redis/modules, command and man pages below PREFIX
 	install -D -m 0755 $(MODULE) $(DESTDIR)$(MODULES)/liblockkeeper.so
 	install -D -m 0755 $(COMMAND) $(DESTDIR)$(PREFIX)/bin/lockkeeper
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	$(COMMAND) man > $(DESTDIR)$(PREFIX)/share/man/man1/lockkeeper.1
+	$(COMMAND) man $(DESTDIR)$(PREFIX)/share/man/man1
 
 # So that `sudo make install` after `make build` needs no cargo.
 $(MODULE) $(COMMAND):
@@ -128,3 +128,4 @@ server-needs:
 
 test-needs: $(if $(SERVER),,server-needs)
 	$(call need,python3 -c 'import ensurepip',python3-venv)
+	$(call need,command -v openssl,openssl)

@@ -664,7 +664,7 @@ fn release_force_releases_in_the_name_of_the_holder() {
 }
 
 #[test]
-fn help_and_the_manual_page_are_built_in() {
+fn help_and_the_manual_pages_are_built_in() {
     let help = end_of({
         let mut command = bare();
         command.arg("--help");
@@ -672,13 +672,16 @@ fn help_and_the_manual_page_are_built_in() {
     });
     assert_eq!((help.code, help.stderr.as_str()), (0, ""));
     assert!(help.stdout.contains("Usage: lockkeeper") && help.stdout.contains("69 "));
+    let pages = tempfile::tempdir().unwrap();
     let man = end_of({
         let mut command = bare();
-        command.arg("man");
+        command.arg("man").arg(pages.path());
         command
     });
-    assert_eq!(man.code, 0);
-    assert!(man.stdout.contains(".TH lockkeeper 1"), "{}", man.stdout);
+    assert_eq!(man.code, 0, "{}", man.stderr);
+    let page = |name: &str| std::fs::read_to_string(pages.path().join(name)).unwrap();
+    assert!(page("lockkeeper.1").contains("lockkeeper\\-run(1)"));
+    assert!(page("lockkeeper-run.1").contains("at\\-least"));
     let version = end_of({
         let mut command = bare();
         command.arg("--version");

@@ -41,6 +41,6 @@ async fn carry_out(plan: Plan) -> Result<Exit, Exit> {
         }
         Command::Info { key, json } => show::info(open()?, &key, json).await,
         Command::Release { key } => show::release(open()?, &key).await,
-        Command::Man => args::man(),
+        Command::Man { directory } => args::man(&directory),
     }
 }

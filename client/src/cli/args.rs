@@ -1,7 +1,7 @@
 //! From words to a plan that makes sense.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::parser::ValueSource;
@@ -91,9 +91,9 @@ enum Subcommands {
         /// The key of the lock
         key: OsString,
     },
-    /// Print the manual page
+    /// Write the manual pages, one for each command, into a directory
     #[command(hide = true)]
-    Man,
+    Man { directory: PathBuf },
 }
 
 #[derive(Args)]
@@ -143,7 +143,7 @@ pub enum Command {
     Run(Run),
     Info { key: Vec<u8>, json: bool },
     Release { key: Vec<u8> },
-    Man,
+    Man { directory: PathBuf },
 }
 
 pub struct Run {
@@ -176,7 +176,7 @@ pub fn parse() -> Result<Plan, Exit> {
             },
         ),
         Subcommands::Release { key, .. } => (None, Command::Release { key: bytes(key) }),
-        Subcommands::Man => (None, Command::Man),
+        Subcommands::Man { directory } => (None, Command::Man { directory }),
     };
     let quiet = words.server.quiet;
     let server = words
@@ -249,11 +249,11 @@ fn refuse(error: clap::Error) -> Exit {
     Exit::with(if error.use_stderr() { USAGE } else { 0 })
 }
 
-pub fn man() -> Result<Exit, Exit> {
-    let mut page = Vec::new();
-    // Writing into a Vec cannot fail.
-    let _ = clap_mangen::Man::new(Words::command()).render(&mut page);
-    Exit::after_printing(&page)
+pub fn man(directory: &Path) -> Result<Exit, Exit> {
+    clap_mangen::generate_to(Words::command(), directory).map_err(|error| {
+        Exit::cannot(format!("cannot write to {}: {error}", directory.display()))
+    })?;
+    Ok(Exit::with(0))
 }
 
 fn bytes(key: OsString) -> Vec<u8> {
