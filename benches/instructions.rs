@@ -94,7 +94,7 @@ fn sequences() -> Vec<Sequence> {
         commands("ACQUIRE, refused", by_another, &[ACQUIRE]),
         commands("RELEASE, nobody holds it", &[], &[RELEASE]),
         handover("hand-over, 1 waiting", 1),
-        handover("hand-over, 100 waiting", 100),
+        handover("hand-over, 900 waiting", 900),
     ]
 }
 

@@ -18,7 +18,7 @@ type Way = fn(Line, &str);
 
 pub fn ask(report: &mut Report) {
     report.note(
-        "A lock of 60 to 165 ms is left alone, and one client waits for it, on two cores. The time from \
+        "A lock of 100 to 205 ms is left alone, and one client waits for it, on two cores. The time from \
          the end that the server tells (PEXPIRETIME) to the client's grant counts.",
     );
     let server = pin::started_on(pin::SERVER, Server::start);
@@ -28,7 +28,7 @@ pub fn ask(report: &mut Report) {
         ("SET NX every 100 ms", |line, key| poll(line, key, 100)),
     ];
     let mut late: Vec<Series> = vec![Series::default(); ways.len()];
-    for _ in 0..rounds(16, 3) {
+    for _ in 0..rounds(14, 3) {
         for ((_, way), late) in ways.iter().zip(&mut late) {
             let threads: Vec<_> = (0..LOCKS)
                 .map(|number| {
@@ -70,11 +70,17 @@ pub fn ask(report: &mut Report) {
 /// How late one grant is, in ms.
 fn one(mut holder: Line, waiter: Line, number: u64, way: Way) -> f64 {
     let key = format!("ends:{number}");
-    let ttl = (60 + 7 * number).to_string();
-    holder.send(&pack(&["LOCK.ACQUIRE", &key, "dead", &ttl]));
-    assert!(holder.number().is_some(), "{key} is free");
-    holder.send(&pack(&["PEXPIRETIME", &key]));
-    let end = holder.number().expect("a lease has an end");
+    let ttl = (100 + 7 * number).to_string();
+    let end = loop {
+        holder.send(&pack(&["LOCK.ACQUIRE", &key, "dead", &ttl]));
+        assert!(holder.number().is_some(), "{key} is free");
+        holder.send(&pack(&["PEXPIRETIME", &key]));
+        // Negative if it has ended already, on a machine that is too busy.
+        match holder.number().expect("a number in any case") {
+            end @ 1.. => break end,
+            _ => continue,
+        }
+    };
     way(waiter, &key);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     holder.ask(&pack(&["DEL", &key]));
