@@ -112,7 +112,7 @@ pub fn ask(report: &mut Report) {
          wait at the end the last does not.",
     ));
     let entries = entries(report);
-    let mut lines: Vec<(String, Vec<(f64, f64)>)> = vec![];
+    let (mut handovers, mut waits) = (Lines::default(), Lines::default());
     for (clients, pause) in [
         (2, Duration::ZERO),
         (8, Duration::ZERO),
@@ -155,30 +155,48 @@ pub fn ask(report: &mut Report) {
             rows.iter().map(|(name, result)| result.row(name)).collect(),
         );
         for (name, result) in &rows {
-            if !with_pauses && result.handovers.0.len() > 1 {
-                let line = match lines.iter_mut().find(|(known, _)| known == name) {
-                    Some(line) => line,
-                    None => {
-                        lines.push(((*name).to_owned(), vec![]));
-                        lines.last_mut().expect("it was pushed")
-                    }
-                };
-                line.1.push((clients as f64, result.handovers.median()));
+            if !with_pauses {
+                // Of fewer a median says nothing.
+                if result.handovers.0.len() >= 10 {
+                    handovers.add(name, clients, result.handovers.median());
+                }
+                waits.add(name, clients, result.longest_wait.max());
             }
             if [RAW, HELPER].contains(name) && !with_pauses && peers_too {
                 targets(report, name, clients, result);
             }
         }
     }
-    report.plot(
-        "contention.svg",
-        &Plot {
-            title: "Hand-over under contention, p50".to_owned(),
+    handovers.plot(report, "contention.svg", "Hand-over under contention, p50");
+    waits.plot(
+        report,
+        "waits.svg",
+        "Longest wait under contention (5 ms each)",
+    );
+}
+
+/// A line for each entry, against the number of clients.
+#[derive(Default)]
+struct Lines(Vec<(String, Vec<(f64, f64)>)>);
+
+impl Lines {
+    fn add(&mut self, name: &str, clients: usize, ms: f64) {
+        let point = (clients as f64, ms);
+        match self.0.iter_mut().find(|(known, _)| known == name) {
+            Some((_, points)) => points.push(point),
+            None => self.0.push((name.to_owned(), vec![point])),
+        }
+    }
+
+    fn plot(self, report: &mut Report, file: &str, title: &str) {
+        let plot = Plot {
+            title: title.to_owned(),
             x: "clients",
             y: "ms",
-            lines,
-        },
-    );
+            lines: self.0,
+        };
+        report.plot(file, &plot);
+    }
 }
 
 fn targets(report: &mut Report, name: &str, clients: usize, result: &Result) {

@@ -10,14 +10,15 @@ pub struct Plot {
     pub lines: Vec<(String, Vec<(f64, f64)>)>,
 }
 
-const WIDTH: f64 = 760.0;
+const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 440.0;
 const LEFT: f64 = 80.0;
-const RIGHT: f64 = 220.0;
+const RIGHT: f64 = 260.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 50.0;
-const COLOURS: [&str; 8] = [
+const COLOURS: [&str; 12] = [
     "#1b6ca8", "#d1495b", "#3c8d53", "#b8860b", "#7d4e9e", "#2a9d8f", "#6b705c", "#e07a5f",
+    "#000000", "#9b2226", "#5fa8d3", "#8ac926",
 ];
 
 /// One axis: where a value lies between `from` and `to`.
