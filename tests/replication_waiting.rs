@@ -95,7 +95,7 @@ fn operate(redis: &mut Connection, dice: &mut Dice, round: u64, everybody: &Ever
             .query(redis)
             .map_err(|error| error.to_string()),
         // Not both in one round: Redis 7.0 panics when it is to unblock a client that is paused.
-        35 if round % 2 == 0 => ask!(redis, "CLIENT", "PAUSE", 3, "WRITE"),
+        35 if round.is_multiple_of(2) => ask!(redis, "CLIENT", "PAUSE", 3, "WRITE"),
         35 => ask!(redis, "CLIENT", "UNBLOCK", somebody),
         36 => ask!(redis, "CLIENT", "KILL", "ID", somebody),
         37 => ask!(redis, "PEXPIREAT", key, 1),
