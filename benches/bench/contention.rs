@@ -474,12 +474,12 @@ impl Helper {
 impl Lock for Helper {
     fn acquire(&mut self, until: Instant) -> bool {
         let left = until.saturating_duration_since(Instant::now());
-        self.held = self
-            .lockkeeper
-            .acquire("lock")
-            .wait(left)
-            .blocking()
-            .unwrap();
+        let acquire = self.lockkeeper.acquire("lock").wait(left);
+        // On a machine that is too busy the helper may lose patience: one more that was not served.
+        self.held = acquire.blocking().unwrap_or_else(|error| {
+            eprintln!("{HELPER}: {error}");
+            None
+        });
         self.held.is_some()
     }
 
