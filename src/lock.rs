@@ -176,7 +176,8 @@ pub fn read(value: &[u8]) -> Reading<'_> {
 
 /// Writes the value that [`read`] reads.
 pub fn write(fence: Fence, owner: Owner) -> Vec<u8> {
-    let mut value = vec![b'0'; PREFIX];
+    let mut value = Vec::with_capacity(PREFIX + owner.bytes().len());
+    value.resize(PREFIX, b'0');
     let mut number = fence.0;
     for digit in value[..FENCE_DIGITS].iter_mut().rev() {
         *digit = b'0' + (number % 10) as u8;
