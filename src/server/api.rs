@@ -16,7 +16,7 @@ use std::{io, ptr, slice};
 
 use redis_module::raw;
 
-use crate::lock::{UnixMs, UnixUs};
+use crate::lock::{self, Fence, Owner, UnixMs, UnixUs};
 use crate::queue::{GrantId, MonoUs, Name, Now};
 use crate::reply::{self, Reply};
 use crate::request::BadRequest;
@@ -153,7 +153,7 @@ impl Ctx {
 
     /// Tells all who watch, cache or listen to the key that it was given a value and an end, and
     /// replicas and AOF what to do to be equal: what SET … PXAT does besides setting.
-    pub fn after_set(&self, name: Text, value: &[u8], ends_at: UnixMs) {
+    fn after_set(&self, name: Text, value: &[u8], ends_at: UnixMs) {
         self.signal(name);
         self.notify(name, raw::REDISMODULE_NOTIFY_STRING, c"set");
         self.notify(name, raw::REDISMODULE_NOTIFY_GENERIC, c"expire");
@@ -366,11 +366,16 @@ impl Key<'_> {
         (at != c_longlong::from(raw::REDISMODULE_NO_EXPIRE)).then_some(UnixMs(at))
     }
 
-    /// Gives the key this value and end.
-    pub fn set(&mut self, value: &[u8], ends_at: UnixMs) {
-        let text = self.ctx.text(value);
+    /// Gives the key to an owner and closes it, and tells all who watch, cache or listen to it, replicas
+    /// and AOF. In the step of a command, which the server has checked.
+    pub fn give(mut self, name: Text, owner: Owner, fence: Fence, ends_at: UnixMs) {
+        let ctx = self.ctx;
+        let value = lock::write(fence, owner);
+        let text = ctx.text(&value);
         api!(RedisModule_StringSet(self.raw, text.raw));
         self.set_end(ends_at);
+        drop(self);
+        ctx.after_set(name, &value, ends_at);
     }
 
     pub fn set_end(&mut self, ends_at: UnixMs) {
@@ -554,7 +559,7 @@ fn accepted(answer: c_int, what: &str) -> Result<(), Refused> {
 
 impl Ctx {
     /// Makes a command known to the server, in this ACL category besides its own. Only while loading.
-    pub fn register<C: Command>(&self, category: Option<&str>) -> Result<(), Refused> {
+    pub fn register<C: Command>(&self, category: Option<&CStr>) -> Result<(), Refused> {
         let spec = C::SPEC;
         let what = spec.name.to_string_lossy();
         let (first, last, step) = match spec.access {
@@ -576,7 +581,12 @@ impl Ctx {
         let command = api!(RedisModule_GetCommand(self.raw, spec.name.as_ptr()));
         // SAFETY: reading a function pointer that only loading writes.
         if let Some(set_categories) = unsafe { raw::RedisModule_SetCommandACLCategories } {
-            let all: Vec<_> = category.into_iter().chain([spec.categories]).collect();
+            let own = category.map(CStr::to_string_lossy);
+            let all: Vec<_> = own
+                .as_deref()
+                .into_iter()
+                .chain([spec.categories])
+                .collect();
             let all = CString::new(all.join(" ")).unwrap_or_default();
             // SAFETY: promise (c), the command was just created, and the list is a live C string.
             let answer = unsafe { set_categories(command, all.as_ptr()) };
@@ -803,6 +813,11 @@ impl Ctx {
 }
 
 impl Blocked {
+    /// Tells the client, which is granted nothing.
+    pub fn answer(self, reply: Reply) {
+        self.unblock(Parting { reply, grant: None });
+    }
+
     /// Tells the client, before the server sleeps again.
     pub fn unblock(self, parting: Parting) {
         self.end(Box::into_raw(Box::new(parting)));

@@ -5,9 +5,7 @@
 
 use std::ffi::CStr;
 
-use super::api::{
-    Access, Arg, ArgKind, Args, Command, Ctx, Key, Kind, Parting, Refused, Spec, Text,
-};
+use super::api::{Access, Arg, ArgKind, Args, Command, Ctx, Key, Kind, Refused, Spec, Text};
 use super::info::Cause;
 use super::{State, waiting};
 use crate::lock::{self, Effect, Held, Outcome, Owner};
@@ -19,7 +17,7 @@ const CATEGORY: &CStr = c"lock";
 
 /// Makes the commands known; LOCK.DEBUG, which breaks things on purpose, only where it was asked for.
 pub fn register(ctx: &Ctx, debug: bool) -> Result<(), Refused> {
-    let category = ctx.register_category(CATEGORY)?.then_some("lock");
+    let category = ctx.register_category(CATEGORY)?.then_some(CATEGORY);
     ctx.register::<AcquireCommand>(category)?;
     ctx.register::<RenewCommand>(category)?;
     ctx.register::<ReleaseCommand>(category)?;
@@ -172,10 +170,7 @@ impl Command for ReleaseCommand {
             apply(ctx, name, key, owner, decision.effect);
         }
         if let Some(client) = left {
-            client.unblock(Parting {
-                reply: Reply::Null,
-                grant: None,
-            });
+            client.answer(Reply::Null);
         }
         Ok(decision.outcome.into())
     }
@@ -281,12 +276,7 @@ fn held<'k>(key: &'k Key, owner: Owner) -> Held<'k> {
 fn apply(ctx: &Ctx, name: Text, mut key: Key, owner: Owner, effect: Effect) {
     match effect {
         Effect::Nothing => {}
-        Effect::Set { fence, ends_at } => {
-            let value = lock::write(fence, owner);
-            key.set(&value, ends_at);
-            drop(key);
-            ctx.after_set(name, &value, ends_at);
-        }
+        Effect::Set { fence, ends_at } => key.give(name, owner, fence, ends_at),
         Effect::Expire { ends_at } => {
             key.set_end(ends_at);
             drop(key);

@@ -119,10 +119,7 @@ pub fn wait(ctx: &Ctx, name: Text, request: &Acquire, ends_at: Option<UnixMs>) -
         earlier
     };
     if let Some(earlier) = earlier {
-        earlier.unblock(Parting {
-            reply: Reply::Null,
-            grant: None,
-        });
+        earlier.answer(Reply::Null);
     }
     rearm(ctx);
     Reply::Later
@@ -133,7 +130,7 @@ pub fn wait(ctx: &Ctx, name: Text, request: &Acquire, ends_at: Option<UnixMs>) -
 pub fn serve_next<'c>(
     ctx: &'c Ctx,
     name: Text,
-    mut key: Key<'c>,
+    key: Key<'c>,
     replaced: Option<Fence>,
     cause: Option<Cause>,
 ) -> Option<Key<'c>> {
@@ -152,10 +149,7 @@ pub fn serve_next<'c>(
             None => return Some(key),
         }
     };
-    let value = lock::write(grant.id.fence, grant.id.owner());
-    key.set(&value, grant.ends_at);
-    drop(key);
-    ctx.after_set(name, &value, grant.ends_at);
+    key.give(name, grant.id.owner(), grant.id.fence, grant.ends_at);
     tell(ctx, grant, cause);
     rearm(ctx);
     None
@@ -217,10 +211,7 @@ fn work(ctx: &Ctx) {
         match task {
             Task::TimedOut(client) => {
                 State::get(ctx).stats.wait_timeouts += 1;
-                client.unblock(Parting {
-                    reply: Reply::Null,
-                    grant: None,
-                });
+                client.answer(Reply::Null);
             }
             Task::Look(name) => look(ctx, &name),
             Task::TakeBack(grant) => take_back(ctx, &grant),
@@ -275,10 +266,7 @@ fn write(ctx: &Ctx, text: Text, grant: Grant<Blocked>) -> Option<Grant<Blocked>>
         }
     };
     for client in leaving {
-        client.unblock(Parting {
-            reply: reply::try_again(),
-            grant: None,
-        });
+        client.answer(reply::try_again());
     }
     None
 }
@@ -366,7 +354,7 @@ pub fn gone_twice(ctx: &Ctx, client: ClientId) {
 /// Lets a client go that was just blocked.
 pub fn dismiss(ctx: &Ctx, client: Blocked, reply: Reply) {
     State::get(ctx).waiting.queue.leave(client);
-    client.unblock(Parting { reply, grant: None });
+    client.answer(reply);
     rearm(ctx);
 }
 
@@ -388,10 +376,7 @@ pub fn set_max_waiters(ctx: &Ctx, number: u64) {
         waiting.queue.leave_all(None)
     };
     for client in leaving {
-        client.unblock(Parting {
-            reply: Reply::Null,
-            grant: None,
-        });
+        client.answer(Reply::Null);
     }
     rearm(ctx);
 }
