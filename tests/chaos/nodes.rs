@@ -3,7 +3,7 @@
 use redis::Connection;
 
 use super::sentinels::free_port;
-use crate::support::cluster::{node_id, slot_of};
+use crate::support::cluster::{self, epoch_of, node_id, slot_of};
 use crate::support::{OK, Server, Setup, ask, eventually};
 
 const TIMEOUT_MS: &str = "1000";
@@ -73,26 +73,9 @@ impl Nodes {
 
     /// With its keys, as redis-cli does.
     fn move_slot(&self, slot: i64, from: usize, to: usize) {
-        let [mut source, mut target] = [from, to].map(|node| self.nodes[node].connect());
-        let (source_id, target_id) = (node_id(&mut source), node_id(&mut target));
-        let set_slot = ["CLUSTER", "SETSLOT"];
-        assert_eq!(ask!(target, &set_slot, slot, "IMPORTING", source_id), OK);
-        assert_eq!(ask!(source, &set_slot, slot, "MIGRATING", &target_id), OK);
-        loop {
-            let mut list = redis::cmd("CLUSTER");
-            list.arg("GETKEYSINSLOT").arg(slot).arg(100);
-            let keys: Vec<Vec<u8>> = list.query(&mut source).unwrap();
-            if keys.is_empty() {
-                break;
-            }
-            let mut migrate = redis::cmd("MIGRATE");
-            migrate.arg("127.0.0.1").arg(self.nodes[to].port());
-            migrate.arg("").arg(0).arg(10_000).arg("KEYS").arg(keys);
-            migrate.query::<()>(&mut source).unwrap();
-        }
-        for redis in [&mut target, &mut source] {
-            assert_eq!(ask!(redis, &set_slot, slot, "NODE", &target_id), OK);
-        }
+        let [source, target] = [from, to].map(|node| &self.nodes[node]);
+        cluster::move_slot(slot, source, target);
+        let target_id = node_id(&mut target.connect());
         // Before the next move, or an older word of one may count more than a newer of the other.
         eventually("all know where the slot is", || {
             let has_it = |node: &Server| has(&mut node.connect(), &target_id, slot);
@@ -100,9 +83,7 @@ impl Nodes {
         });
         eventually("all know of the epoch", || {
             let epoch = |node: &Server| epoch_of(&mut node.connect(), &target_id);
-            self.nodes
-                .iter()
-                .all(|node| epoch(node) == epoch(&self.nodes[to]))
+            self.nodes.iter().all(|node| epoch(node) == epoch(target))
         });
     }
 
@@ -169,10 +150,4 @@ fn has(redis: &mut Connection, id: &str, slot: i64) -> bool {
             _ => false,
         }
     })
-}
-
-fn epoch_of(redis: &mut Connection, id: &str) -> String {
-    let nodes = known(redis);
-    let node = nodes.lines().find(|line| line.starts_with(id)).unwrap();
-    node.split(' ').nth(6).unwrap().to_owned()
 }

@@ -56,38 +56,44 @@ impl Cluster {
     /// Moves a slot with its keys from one node to another, as redis-cli does.
     #[track_caller]
     pub fn move_slot(&self, slot: i64, from: usize, to: usize) {
-        let [mut source, mut target] = [from, to].map(|node| self.nodes[node].connect());
-        let (source_id, target_id) = (node_id(&mut source), node_id(&mut target));
-        let set_slot = ["CLUSTER", "SETSLOT"];
-        assert_eq!(ask!(target, &set_slot, slot, "IMPORTING", source_id), OK);
-        assert_eq!(ask!(source, &set_slot, slot, "MIGRATING", &target_id), OK);
-        loop {
-            let keys: Vec<Vec<u8>> = redis::cmd("CLUSTER")
-                .arg("GETKEYSINSLOT")
-                .arg(slot)
-                .arg(100)
-                .query(&mut source)
-                .unwrap();
-            if keys.is_empty() {
-                break;
-            }
-            let mut migrate = redis::cmd("MIGRATE");
-            migrate.arg("127.0.0.1").arg(self.nodes[to].port());
-            migrate.arg("").arg(0).arg(10_000).arg("KEYS").arg(keys);
-            migrate.query::<()>(&mut source).unwrap();
-        }
-        for redis in [&mut target, &mut source] {
-            assert_eq!(ask!(redis, &set_slot, slot, "NODE", &target_id), OK);
-        }
-        // Before the next move, or an older word of the source may count more than that of the target.
-        eventually("the source knows of the target's epoch", || {
-            epoch_of(&mut source, &target_id) == epoch_of(&mut target, &target_id)
-        });
+        move_slot(slot, &self.nodes[from], &self.nodes[to]);
     }
 }
 
+/// Moves a slot with its keys from one node to another, as redis-cli does.
+#[track_caller]
+pub fn move_slot(slot: i64, from: &Server, to: &Server) {
+    let [mut source, mut target] = [from, to].map(Server::connect);
+    let (source_id, target_id) = (node_id(&mut source), node_id(&mut target));
+    let set_slot = ["CLUSTER", "SETSLOT"];
+    assert_eq!(ask!(target, &set_slot, slot, "IMPORTING", source_id), OK);
+    assert_eq!(ask!(source, &set_slot, slot, "MIGRATING", &target_id), OK);
+    loop {
+        let keys: Vec<Vec<u8>> = redis::cmd("CLUSTER")
+            .arg("GETKEYSINSLOT")
+            .arg(slot)
+            .arg(100)
+            .query(&mut source)
+            .unwrap();
+        if keys.is_empty() {
+            break;
+        }
+        let mut migrate = redis::cmd("MIGRATE");
+        migrate.arg("127.0.0.1").arg(to.port());
+        migrate.arg("").arg(0).arg(10_000).arg("KEYS").arg(keys);
+        migrate.query::<()>(&mut source).unwrap();
+    }
+    for redis in [&mut target, &mut source] {
+        assert_eq!(ask!(redis, &set_slot, slot, "NODE", &target_id), OK);
+    }
+    // Before the next move, or an older word of the source may count more than that of the target.
+    eventually("the source knows of the target's epoch", || {
+        epoch_of(&mut source, &target_id) == epoch_of(&mut target, &target_id)
+    });
+}
+
 /// The configuration epoch of a node as another knows it.
-fn epoch_of(redis: &mut Connection, id: &str) -> u64 {
+pub fn epoch_of(redis: &mut Connection, id: &str) -> u64 {
     let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(redis).unwrap();
     let node = nodes.lines().find(|line| line.starts_with(id)).unwrap();
     node.split(' ').nth(6).unwrap().parse().unwrap()
