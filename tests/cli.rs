@@ -539,8 +539,10 @@ fn as_the_first_process_of_a_container_it_reaps_and_forwards() {
 
 /// `lockkeeper run` with these words, at a terminal of its own.
 fn at_terminal(server: &Server, words: &str, script: &str) -> Process {
+    // Without exec, a shell that forks (Debian's sh does, bash does not) would stand in the
+    // foreground as well, and die of the Ctrl-C that is meant for the command.
     let quoted = format!(
-        "{} run {words} -- sh -c \"{script}\"",
+        "exec {} run {words} -- sh -c \"{script}\"",
         command_line().display()
     );
     let mut command = Command::new("script");
