@@ -201,22 +201,12 @@ pub enum Held<'v> {
     WrongType,
 }
 
-impl Held<'_> {
-    /// The fence that is at the key, if the value was read and is of ours.
-    pub fn fence(self) -> Option<Fence> {
-        match self {
-            Held::Value(bytes) => read(bytes).fence,
-            _ => None,
-        }
-    }
-}
-
 /// How a caller stands to the value it found.
 enum Claim {
     /// The owner of a lock of ours.
     Owner(Fence),
-    /// The one who took the lock by hand: its name is the whole value.
-    ByHand,
+    /// The one who took the lock by hand: its name is the whole value, which may look like one of ours.
+    ByHand(Option<Fence>),
     Stranger,
 }
 
@@ -226,7 +216,7 @@ fn claim(value: &[u8], owner: Owner) -> Claim {
             fence: Some(fence),
             owner: holder,
         } if holder == owner.bytes() => Claim::Owner(fence),
-        _ if value == owner.bytes() => Claim::ByHand,
+        Reading { fence, .. } if value == owner.bytes() => Claim::ByHand(fence),
         _ => Claim::Stranger,
     }
 }
@@ -260,7 +250,10 @@ pub enum Effect {
     Expire {
         ends_at: UnixMs,
     },
-    Delete,
+    /// The key goes, or becomes the next one's, whose fence must be above the one that the value carried.
+    Delete {
+        replaced: Option<Fence>,
+    },
 }
 
 /// What the caller is told and what happens to the key: both, or the shell does neither.
@@ -306,8 +299,8 @@ pub fn acquire(
                     _ => Effect::Expire { ends_at },
                 },
             },
-            Claim::ByHand => grant(
-                fences.next(now, read(bytes).fence),
+            Claim::ByHand(replaced) => grant(
+                fences.next(now, replaced),
                 before.map_or(ends_at, |before| before.max(ends_at)),
             ),
             Claim::Stranger => Decision::refuse(Outcome::Busy),
@@ -317,29 +310,30 @@ pub fn acquire(
 
 /// LOCK.RENEW: the lease ends `ttl` from now, sooner or later than before.
 pub fn renew(held: Held, owner: Owner, ttl: Ttl, now: UnixUs) -> Decision {
-    settle(
-        held,
-        owner,
-        Outcome::Renewed,
-        Effect::Expire {
-            ends_at: now.plus(ttl),
-        },
-    )
+    let ends_at = now.plus(ttl);
+    settle(held, owner, |_| Decision {
+        outcome: Outcome::Renewed,
+        effect: Effect::Expire { ends_at },
+    })
 }
 
 /// LOCK.RELEASE: the lock is free, or the next one's.
 pub fn release(held: Held, owner: Owner) -> Decision {
-    settle(held, owner, Outcome::Released, Effect::Delete)
+    settle(held, owner, |replaced| Decision {
+        outcome: Outcome::Released,
+        effect: Effect::Delete { replaced },
+    })
 }
 
-/// What RENEW and RELEASE share: only who matches gets the effect.
-fn settle(held: Held, owner: Owner, outcome: Outcome, effect: Effect) -> Decision {
+/// What RENEW and RELEASE share: only who matches gets what it asks for, given the fence at the key.
+fn settle(held: Held, owner: Owner, granted: impl FnOnce(Option<Fence>) -> Decision) -> Decision {
     match held {
         Held::Nobody => Decision::refuse(Outcome::NotHeld),
         Held::Another => Decision::refuse(Outcome::NotOwner),
         Held::WrongType => Decision::refuse(Outcome::WrongType),
         Held::Value(bytes) => match claim(bytes, owner) {
-            Claim::Owner(_) | Claim::ByHand => Decision { outcome, effect },
+            Claim::Owner(fence) => granted(Some(fence)),
+            Claim::ByHand(fence) => granted(fence),
             Claim::Stranger => Decision::refuse(Outcome::NotOwner),
         },
     }

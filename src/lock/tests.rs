@@ -177,6 +177,21 @@ fn renewing_ends_the_lease_ttl_from_now_whatever_its_end_was() {
 }
 
 #[test]
+fn what_is_released_tells_which_fence_the_next_one_must_be_above() {
+    for (value, name, fence) in [
+        ("0000000000000007:me", "me", Some(7)),
+        ("me", "me", None),
+        // Taken by hand under a name that reads as a value of ours.
+        ("0000000000000007:me", "0000000000000007:me", Some(7)),
+    ] {
+        let decision = release(Held::Value(value.as_bytes()), owner(name));
+        assert_eq!(decision.outcome, Outcome::Released);
+        let replaced = fence.and_then(Fence::new);
+        assert_eq!(decision.effect, Effect::Delete { replaced });
+    }
+}
+
+#[test]
 fn a_stranger_changes_nothing_and_is_told_why() {
     let stranger = owner("you");
     let by_me = Held::Value(b"0000000000000007:me");
@@ -290,7 +305,7 @@ impl Key {
             Effect::Expire { ends_at } => {
                 self.0.as_mut().expect("only what is there gets an end").1 = Some(ends_at);
             }
-            Effect::Delete => self.0 = None,
+            Effect::Delete { .. } => self.0 = None,
         }
     }
 }

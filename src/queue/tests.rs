@@ -352,9 +352,9 @@ impl Sim {
             self.see("gave up its place");
             self.leaves(client);
         }
-        if decision.outcome == Outcome::Released {
+        if let Effect::Delete { replaced } = decision.effect {
             self.void(key);
-            if self.serve_next(key, held.fence()) {
+            if self.serve_next(key, replaced) {
                 self.see("handed over");
             } else {
                 self.see("released");
@@ -373,7 +373,7 @@ impl Sim {
             Effect::Nothing => {}
             Effect::Set { fence, ends_at } => self.set(key, fence, owner, ends_at),
             Effect::Expire { ends_at } => self.spots[key].value.as_mut().unwrap().1 = ends_at,
-            Effect::Delete => self.spots[key].value = None,
+            Effect::Delete { .. } => self.spots[key].value = None,
         }
     }
 

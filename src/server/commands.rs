@@ -152,16 +152,14 @@ impl Command for ReleaseCommand {
         let name = args.key()?;
         let owner = request::release(args.from(2))?;
         let key = ctx.open(name);
-        let held = held(&key, owner);
-        let replaced = held.fence();
-        let decision = lock::release(held, owner);
+        let decision = lock::release(held(&key, owner), owner);
         let left = {
             let State { waiting, stats, .. } = &mut *State::get(ctx);
             stats.releases += u64::from(decision.outcome == Outcome::Released);
             waiting.leave(ctx, name, owner)
         };
-        let key = match decision.outcome {
-            Outcome::Released => {
+        let key = match decision.effect {
+            Effect::Delete { replaced } => {
                 waiting::serve_next(ctx, name, key, replaced, Some(Cause::Release))
             }
             _ => Some(key),
@@ -282,7 +280,7 @@ fn apply(ctx: &Ctx, name: Text, mut key: Key, owner: Owner, effect: Effect) {
             drop(key);
             ctx.after_expire(name, ends_at);
         }
-        Effect::Delete => {
+        Effect::Delete { .. } => {
             key.delete();
             drop(key);
             ctx.after_delete(name);
