@@ -153,18 +153,17 @@ impl Ctx {
 
     /// Tells all who watch, cache or listen to the key that it was given a value and an end, and
     /// replicas and AOF what to do to be equal: what SET … PXAT does besides setting.
-    fn after_set(&self, name: Text, value: &[u8], ends_at: UnixMs) {
+    fn after_set(&self, name: Text, value: Text, ends_at: UnixMs) {
         self.signal(name);
         self.notify(name, raw::REDISMODULE_NOTIFY_STRING, c"set");
         self.notify(name, raw::REDISMODULE_NOTIFY_GENERIC, c"expire");
         api!(RedisModule_Replicate(
             self.raw,
             c"SET".as_ptr(),
-            c"sbcl".as_ptr(),
+            c"sssl".as_ptr(),
             name.raw,
-            value.as_ptr().cast::<c_char>(),
-            value.len(),
-            c"PXAT".as_ptr(),
+            value.raw,
+            pxat().raw,
             ends_at.0 as c_longlong,
         ));
     }
@@ -370,12 +369,11 @@ impl Key<'_> {
     /// and AOF. In the step of a command, which the server has checked.
     pub fn give(mut self, name: Text, owner: Owner, fence: Fence, ends_at: UnixMs) {
         let ctx = self.ctx;
-        let value = lock::write(fence, owner);
-        let text = ctx.text(&value);
-        api!(RedisModule_StringSet(self.raw, text.raw));
+        let value = ctx.text(&lock::write(fence, owner));
+        api!(RedisModule_StringSet(self.raw, value.raw));
         self.set_end(ends_at);
         drop(self);
-        ctx.after_set(name, &value, ends_at);
+        ctx.after_set(name, value.text(), ends_at);
     }
 
     pub fn set_end(&mut self, ends_at: UnixMs) {
@@ -1064,6 +1062,23 @@ extern "C" fn info(raw: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
 /// A context that outlives its callback, for the one callback that gets none: a changed setting.
 static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
 
+/// A word that every grant hands to the server, which otherwise makes and frees a string of it each time.
+static PXAT: AtomicPtr<raw::RedisModuleString> = AtomicPtr::new(ptr::null_mut());
+
+fn pxat() -> Text<'static> {
+    let mut raw = PXAT.load(Ordering::Relaxed);
+    if raw.is_null() {
+        let word = c"PXAT";
+        raw = api!(RedisModule_CreateString(
+            ptr::null_mut(),
+            word.as_ptr(),
+            word.count_bytes()
+        ));
+        PXAT.store(raw, Ordering::Relaxed);
+    }
+    Text::new(raw)
+}
+
 impl Ctx {
     pub fn register_info(&self) -> Result<(), Refused> {
         accepted(
@@ -1102,10 +1117,15 @@ fn detached() -> Ctx {
     Ctx::new(DETACHED.load(Ordering::Relaxed))
 }
 
-fn free_detached() {
+/// Frees what outlives the callbacks. After this none may come.
+fn free_statics() {
     let detached = DETACHED.swap(ptr::null_mut(), Ordering::Relaxed);
     if !detached.is_null() {
         api!(RedisModule_FreeThreadSafeContext(detached));
+    }
+    let pxat = PXAT.swap(ptr::null_mut(), Ordering::Relaxed);
+    if !pxat.is_null() {
+        api!(RedisModule_FreeString(ptr::null_mut(), pxat));
     }
 }
 
@@ -1133,7 +1153,7 @@ extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
     let ctx = Ctx::new(ctx);
     match guarded(|| super::load::unload(&ctx)) {
         Some(Ok(())) => {
-            free_detached();
+            free_statics();
             OK
         }
         Some(Err(Refused(why))) => {
@@ -1173,7 +1193,7 @@ extern "C" fn RedisModule_OnLoad(
             _ => &[],
         };
         let args = args.iter().map(|raw| Text::new(*raw).bytes());
-        super::load::load(&ctx, args).inspect_err(|_| free_detached())
+        super::load::load(&ctx, args).inspect_err(|_| free_statics())
     });
     match loaded {
         Some(Ok(())) => OK,
