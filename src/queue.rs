@@ -35,10 +35,11 @@ pub struct Now {
 }
 
 impl Now {
-    /// When a key that ends at `end` has expired: the server calls it expired one millisecond later.
+    /// When a key that ends at `end` has expired: for the server it lives through that millisecond.
     fn when_expired(self, end: UnixMs) -> MonoUs {
-        let left_ms = u64::try_from(end.0.saturating_sub(self.wall.ms().0)).unwrap_or(0);
-        self.mono.plus_ms(left_ms.saturating_add(1))
+        let over_us = end.0.saturating_add(1).saturating_mul(1000).max(0);
+        let left_us = over_us.cast_unsigned().saturating_sub(self.wall.0);
+        MonoUs(self.mono.0.saturating_add(left_us))
     }
 }
 

@@ -844,6 +844,18 @@ fn explore(keys: usize, events: usize, seen: &mut Seen) -> usize {
 /// All that three owners, strangers, clocks and broken connections can do to a line, in every order: ten
 /// events with one key lead to 25,000 states, seven with two keys to 13,000. Ten seconds unoptimised.
 #[test]
+fn a_key_is_looked_at_in_the_microsecond_in_which_it_has_expired() {
+    let now = Now {
+        wall: UnixUs(1_000_900),
+        mono: MonoUs(50),
+    };
+    assert_eq!(now.when_expired(UnixMs(1_005)), MonoUs(50 + 5_100));
+    assert_eq!(now.when_expired(UnixMs(1_000)), MonoUs(50 + 100));
+    assert_eq!(now.when_expired(UnixMs(-1)), now.mono);
+    assert!(now.when_expired(UnixMs(i64::MAX)) > MonoUs(i64::MAX as u64 / 2));
+}
+
+#[test]
 fn nobody_is_wronged_in_any_state_of_a_small_world() {
     let mut seen = Seen::new();
     let states = [(1, 10), (2, 7)].map(|(keys, events)| explore(keys, events, &mut seen));
