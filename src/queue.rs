@@ -6,7 +6,6 @@
 //! is put back if the server refuses it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::Hash;
 use std::ops::Bound;
 use std::rc::Rc;
 
@@ -168,10 +167,10 @@ struct Undelivered {
 pub struct Queue<C> {
     places: BTreeMap<Ticket, Place<C>>,
     lines: BTreeMap<Rc<Name>, Line>,
-    clients: HashMap<C, Ticket>,
+    clients: BTreeMap<C, Ticket>,
     deadlines: BTreeSet<(MonoUs, Ticket)>,
     looks: BTreeSet<(MonoUs, Rc<Name>)>,
-    undelivered: HashMap<(Rc<Name>, Rc<[u8]>), Undelivered>,
+    undelivered: BTreeMap<(Rc<Name>, Rc<[u8]>), Undelivered>,
     /// Those of them whose reply is lost, by when they are to be taken back.
     take_backs: BTreeSet<(MonoUs, Rc<Name>, Rc<[u8]>)>,
     next_ticket: Ticket,
@@ -181,15 +180,15 @@ pub struct Queue<C> {
     paused_until: MonoUs,
 }
 
-impl<C: Copy + Eq + Hash> Default for Queue<C> {
+impl<C: Copy + Ord> Default for Queue<C> {
     fn default() -> Queue<C> {
         Queue {
             places: BTreeMap::new(),
             lines: BTreeMap::new(),
-            clients: HashMap::new(),
+            clients: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             looks: BTreeSet::new(),
-            undelivered: HashMap::new(),
+            undelivered: BTreeMap::new(),
             take_backs: BTreeSet::new(),
             next_ticket: 0,
             next_round: MonoUs(0),
@@ -199,7 +198,7 @@ impl<C: Copy + Eq + Hash> Default for Queue<C> {
     }
 }
 
-impl<C: Copy + Eq + Hash> Queue<C> {
+impl<C: Copy + Ord> Queue<C> {
     /// Nobody waits and no grant is in doubt: there is nothing to do for anybody.
     pub fn is_idle(&self) -> bool {
         self.places.is_empty() && self.undelivered.is_empty()

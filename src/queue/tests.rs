@@ -33,7 +33,7 @@ fn ttl() -> Ttl {
     Ttl::from_ms(TTL_MS).unwrap()
 }
 
-impl<C: Copy + Eq + Hash + Debug> Queue<C> {
+impl<C: Copy + Ord + Debug> Queue<C> {
     /// All indexes say the same, and the next look is never too late.
     fn check(&self) {
         let in_lines: usize = self.lines.values().map(|line| line.order.len()).sum();

@@ -763,7 +763,7 @@ extern "C" fn cron(
 
 /// A client that waits. Unblock it exactly once: twice is a double free, never and the module cannot
 /// be unloaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Blocked(*mut raw::RedisModuleBlockedClient);
 
 /// What a client that waited is told, and the grant that it learns of by it.
