@@ -61,6 +61,52 @@ async fn who_waits_is_granted_when_the_holder_releases() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_waits_again_asks_once_on_the_connection_it_has() {
+    let server = Server::start();
+    let (holder, next) = (open(&server), open(&server));
+    for round in 0..3 {
+        let held = hold(&holder, "book", ms(30_000)).await;
+        let mut redis = server.connect();
+        let before = (
+            calls(&server, "lock.acquire"),
+            info::<u64>(&mut redis, "clients", "connected_clients"),
+        );
+        let waiting = wait_for(&next, "book", ms(30_000), ms(20_000));
+        eventually_waiting(&server, "book", 1);
+        let after = (
+            calls(&server, "lock.acquire"),
+            info::<u64>(&mut redis, "clients", "connected_clients"),
+        );
+        // The first time it tries, on its shared connection, and makes another one to wait on.
+        let (asked, connected) = if round == 0 { (2, 2) } else { (1, 0) };
+        assert_eq!(after, (before.0 + asked, before.1 + connected));
+        assert_eq!(held.release().await, Ok(Released::Yes));
+        assert_eq!(granted(waiting).await.release().await, Ok(Released::Yes));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_falls_silent_before_a_wait_is_unreachable_not_busy() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = Lockkeeper::open(proxy.url()).unwrap();
+    for silent in [false, true] {
+        let held = hold(&open(&server), "book", ms(30_000)).await;
+        if silent {
+            proxy.stop();
+        }
+        let asked = Instant::now();
+        let answer = lockkeeper.acquire("book").wait(ms(300)).await;
+        assert!(asked.elapsed() < ms(2_000));
+        match silent {
+            false => assert!(answer.unwrap().is_none(), "it is busy"),
+            true => assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}"),
+        }
+        assert_eq!(held.release().await, Ok(Released::Yes));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn ten_in_line_for_longer_than_the_ttl_all_get_their_turn() {
     let server = Server::start();
     let ttl = ms(300);
