@@ -46,7 +46,7 @@ test: build test-needs .venv/ready ## run all tests, on the redis-server in SERV
 
 .PHONY: chaos
 
-chaos: build $(if $(SERVER),,server-needs) ## judge owners on a lock manager's worst days; SEED=1 MINUTES=10 (one turn), ONLY=cluster
+chaos: build $(if $(SERVER),,server-needs) ## judge owners on a lock manager's worst days; SEED=1, MINUTES=0 (one turn of 20 rounds), ONLY=cluster
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') CHAOS_SEED='$(or $(SEED),1)' CHAOS_MINUTES='$(or $(MINUTES),0)' \
 		CHAOS_ONLY='$(ONLY)' cargo test --test chaos -- --ignored --exact rounds --nocapture
 
@@ -89,7 +89,6 @@ model: build test-needs ## compare server and model after each of COMMANDS (1000
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') $(if $(SEED),LOCKKEEPER_MODEL_SEED=$(SEED)) \
 		LOCKKEEPER_MODEL_COMMANDS=$(COMMANDS) cargo test --test model -- --nocapture
 
-MINUTES ?= 10
 # Stable Rust will do: the core has no unsafe code, so nothing but its own assertions is needed.
 FUZZ = RUSTC_BOOTSTRAP=1 PATH="$(abspath $(TARGET))/tools/bin:$$PATH" cargo fuzz
 fuzz: build-needs ## throw bytes at the core's arguments and values for MINUTES (10) each
@@ -98,14 +97,16 @@ fuzz: build-needs ## throw bytes at the core's arguments and values for MINUTES 
 		cargo install --quiet --locked --root $(TARGET)/tools --version 0.13.1 cargo-fuzz
 	for target in arguments values; do \
 		mkdir -p $(TARGET)/fuzz/corpus/$$target && \
-		$(FUZZ) run --fuzz-dir tests/fuzz --target-dir $(TARGET)/fuzz --sanitizer none $$target \
+		$(FUZZ) run --features run --fuzz-dir tests/fuzz --target-dir $(TARGET)/fuzz --sanitizer none $$target \
 			$(abspath $(TARGET))/fuzz/corpus/$$target -- -max_len=1200 \
-			-max_total_time=$$(( $(MINUTES) * 60 )) -print_final_stats=1 || exit; \
+			-max_total_time=$$(( $(or $(MINUTES),10) * 60 )) -print_final_stats=1 || exit; \
 	done
 
 lint: build-needs ## check format and lints
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	rustfmt --check --edition 2024 tests/fuzz/targets/*.rs
+	cargo clippy --manifest-path tests/fuzz/Cargo.toml --target-dir $(TARGET)/fuzz-check -- -D warnings
 
 clean: ## remove what was built
 	cargo clean

@@ -12,7 +12,7 @@ use lockkeeper_fuzz::{assert_well_formed, cut};
 /// The manual's form of a value of ours, by other means than the parser's.
 fn parse(value: &[u8]) -> Option<(u64, &[u8])> {
     let digits = std::str::from_utf8(value.get(..16)?).ok()?;
-    let fence = u64::from_str_radix(digits, 10).ok()?;
+    let fence = digits.parse().ok()?;
     let owner = value[16..].strip_prefix(b":")?;
     let is_ours = digits.bytes().all(|byte| byte.is_ascii_digit())
         && (1..1 << 53).contains(&fence)
@@ -70,7 +70,8 @@ fuzz_target!(|input: &[u8]| {
     } else {
         let ends_at = now.plus(ttl);
         assert_eq!(renewed.effect, Effect::Expire { ends_at });
-        assert_eq!(released.effect, Effect::Delete);
+        let replaced = reading.fence;
+        assert_eq!(released.effect, Effect::Delete { replaced });
         let Outcome::Acquired(fence) = acquired.outcome else {
             panic!("{acquired:?}");
         };
@@ -90,7 +91,7 @@ fuzz_target!(|input: &[u8]| {
                     lock::acquire(Held::Value(&granted), None, owner, ttl, now, &mut fences);
                 assert_eq!(again.outcome, acquired.outcome);
             }
-            Effect::Delete => panic!("ACQUIRE deletes nothing"),
+            Effect::Delete { .. } => panic!("ACQUIRE deletes nothing"),
         }
     }
     for decision in [acquired, renewed, released] {
