@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 
 use redis::cluster::ClusterClient;
-use support::cluster::{Cluster, node_id, slot_of};
+use support::cluster::{Cluster, move_slot_in_one_step, moves_in_one_step, node_id, slot_of};
 use support::waiting::*;
 use support::*;
 
@@ -73,11 +73,9 @@ fn those_who_wait_for_a_key_whose_slot_moves_in_one_step_are_told_to_try_again()
     let mut line = ["first", "second"].map(|owner| join(source, KEY, owner));
     let value = ask!(at_source, "GET", KEY);
 
-    let range = ["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE"];
-    let id = node_id(&mut at_target);
-    let moved = ask!(at_source, &range, slot, slot, "NODE", id);
+    let moved = move_slot_in_one_step(slot, source, target);
 
-    if !is_at_least(&mut at_source, (99, 0), (9, 0)) {
+    if !moves_in_one_step(source) {
         let refused = error(moved);
         assert!(refused.starts_with("ERR unknown subcommand"), "{refused}");
         return;

@@ -58,8 +58,13 @@ impl Nodes {
         self.nodes.iter().map(Server::url).collect()
     }
 
-    /// To the next master, wherever it is.
-    pub fn move_slot_of(&self, key: &str) {
+    /// Whether a slot can move in one step.
+    pub fn move_in_one_step(&self) -> bool {
+        cluster::moves_in_one_step(&self.nodes[0])
+    }
+
+    /// To the next master, wherever it is, with its keys: one by one as redis-cli does, or in one step.
+    pub fn move_slot_of(&self, key: &str, in_one_step: bool) {
         let mut redis = self.nodes[0].connect();
         let slot = slot_of(&mut redis, key);
         let has_it = |node: &Server| {
@@ -68,13 +73,11 @@ impl Nodes {
             has(&mut redis, &id, slot)
         };
         let from = self.nodes.iter().position(has_it).unwrap();
-        self.move_slot(slot, from, (from + 1) % REPLICA);
-    }
-
-    /// With its keys, as redis-cli does.
-    fn move_slot(&self, slot: i64, from: usize, to: usize) {
-        let [source, target] = [from, to].map(|node| &self.nodes[node]);
-        cluster::move_slot(slot, source, target);
+        let [source, target] = [from, (from + 1) % REPLICA].map(|node| &self.nodes[node]);
+        match in_one_step {
+            true => assert_eq!(cluster::move_slot_in_one_step(slot, source, target), OK),
+            false => cluster::move_slot(slot, source, target),
+        }
         let target_id = node_id(&mut target.connect());
         // Before the next move, or an older word of one may count more than a newer of the other.
         eventually("all know where the slot is", || {

@@ -198,7 +198,14 @@ pub fn cluster(seed: u64, rounds: usize) -> History {
             for _ in 0..2 {
                 load(run, 30);
                 let key = format!("lock:{}", dice.of(0..run.keys as u64));
-                run.fault("slot moved", false, NOTHING, || nodes.move_slot_of(&key));
+                let in_one_step = dice.percent(50) && nodes.move_in_one_step();
+                let fault = match in_one_step {
+                    true => "slot moved in one step",
+                    false => "slot moved",
+                };
+                run.fault(fault, false, NOTHING, || {
+                    nodes.move_slot_of(&key, in_one_step)
+                });
             }
             load(run, 30);
             run.fault("master of the cluster killed", true, NOTHING, || {

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use redis::Connection;
 
-use super::{OK, Server, Setup, ask, eventually, number};
+use super::{OK, Reply, Server, Setup, ask, eventually, is_at_least, number};
 
 const SLOTS: usize = 16_384;
 
@@ -90,6 +90,18 @@ pub fn move_slot(slot: i64, from: &Server, to: &Server) {
     eventually("the source knows of the target's epoch", || {
         epoch_of(&mut source, &target_id) == epoch_of(&mut target, &target_id)
     });
+}
+
+/// The same in one step, as only some servers can ([`moves_in_one_step`]).
+pub fn move_slot_in_one_step(slot: i64, from: &Server, to: &Server) -> Reply {
+    let range = ["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE"];
+    let id = node_id(&mut to.connect());
+    ask!(from.connect(), &range, slot, slot, "NODE", id)
+}
+
+/// Whether the server has CLUSTER MIGRATESLOTS: Valkey since 9.
+pub fn moves_in_one_step(server: &Server) -> bool {
+    is_at_least(&mut server.connect(), (99, 0), (9, 0))
 }
 
 /// The configuration epoch of a node as another knows it.
