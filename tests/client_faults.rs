@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use lockkeeper::{Error, Lockkeeper, Lost, Released, Renewed};
 use support::client::{calls, hold, ms, open, soon};
 use support::proxy::Proxy;
-use support::{OK, Server, ask, eventually, number};
+use support::{OK, Server, Setup, ask, eventually, number};
 
 fn through(proxy: &Proxy) -> Lockkeeper {
     Lockkeeper::open(proxy.url()).unwrap()
@@ -121,6 +121,30 @@ async fn silence_is_as_good_as_a_cut() {
             .map(|held| held.is_some()),
     );
     assert_eq!(why, "no answer in time");
+}
+
+#[tokio::test]
+async fn a_server_clock_that_steps_an_hour_does_not_fool_the_lease() {
+    let server = Setup::new().clock_ms(0).start();
+    let (lockkeeper, ttl) = (open(&server), ms(1500));
+    let held = hold(&lockkeeper, "book", ttl).await;
+    let hour = 3_600_000;
+
+    // Back: for the server the lease lasts an hour longer. Ours does not.
+    server.set_clock_ms(-hour);
+    let renewals = calls(&server, "lock.renew");
+    eventually("it is renewed", || {
+        assert!(held.remaining() <= ttl);
+        calls(&server, "lock.renew") >= renewals + 2
+    });
+    assert_eq!(held.loss(), None);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+
+    // Ahead: for the server the lease has ended. The next renewal tells, and brings nothing back.
+    let held = hold(&lockkeeper, "book", ttl).await;
+    server.set_clock_ms(hour);
+    assert_eq!(soon(held.lost()).await, Lost::Gone);
+    assert_eq!(ask!(server.connect(), "EXISTS", "book"), support::NO);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -154,3 +154,30 @@ fn the_readme_names_exactly_the_fields_of_info() {
         assert!(shown.contains(name), "INFO does not show {name}");
     }
 }
+
+#[test]
+fn for_every_promise_of_the_readme_there_is_a_test_of_the_name_it_gives() {
+    let (table, rest) = README.split_once("<details>").expect("which test shows it");
+    let (tests, _) = rest.split_once("</details>").expect("the end of it");
+    let questions: Vec<&str> = table
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.split(" | ").next())
+        .filter(|question| question.ends_with('?'))
+        .collect();
+    let promises: Vec<&str> = tests.split("- **").skip(1).collect();
+    assert!(promises.len() > 10);
+    assert_eq!(questions.len(), promises.len(), "a promise without a test");
+    for (question, promise) in questions.into_iter().zip(promises) {
+        let (short, tests) = promise.split_once("?**").expect("a question");
+        assert!(question.starts_with(short), "{short} is not {question}");
+        let named = tests.split('`').skip(1).step_by(2);
+        let mut tests = named.filter_map(|name| name.split_once("::")).peekable();
+        assert!(tests.peek().is_some(), "no test for {question}");
+        for (file, test) in tests {
+            let path = format!("{}/tests/{file}.rs", env!("CARGO_MANIFEST_DIR"));
+            let source = std::fs::read_to_string(path).unwrap_or_default();
+            let defined = source.contains(&format!("fn {test}()"));
+            assert!(defined, "there is no test {file}::{test}");
+        }
+    }
+}
