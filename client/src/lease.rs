@@ -30,6 +30,13 @@ impl Moment {
     pub(crate) fn since(self, earlier: Moment) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
+
+    /// The last moment until this one that is so many steps from boot.
+    fn rounded_down(self, step: Duration) -> Moment {
+        // Cut off only where a step is longer than the 584 years of 2^64 ns: then any moment will do.
+        let over = self.0.as_nanos() % step.as_nanos().max(1);
+        Moment(self.0.saturating_sub(Duration::from_nanos(over as u64)))
+    }
 }
 
 impl Add<Duration> for Moment {
@@ -84,6 +91,13 @@ impl Terms {
     /// request left, so that a slow reply can only make us stop too early, never too late.
     pub(crate) fn ends_at(&self, sent_at: Moment) -> Moment {
         sent_at + self.ttl.saturating_sub(self.margin())
+    }
+
+    /// When a lease is to be renewed that was asked for at `sent_at`: at a third of the ttl, or up to a
+    /// 1200th of it sooner, so that the renewals of many locks fall on the same moments and travel
+    /// together. Of 100,000 locks with a ttl of 30 s, which all come within 10 s, 250 do.
+    fn renew_at(&self, sent_at: Moment) -> Moment {
+        (sent_at + self.ttl / 3).rounded_down(self.ttl / 1200)
     }
 
     /// The longest that one attempt may take: four of them fit between the first, at a third of
@@ -173,7 +187,7 @@ impl Lease {
             state: State::Held,
             ends_at: terms.ends_at(sent_at),
             hold_until: terms.max_hold.map(|max| now + max),
-            due_at: sent_at + terms.ttl / 3,
+            due_at: terms.renew_at(sent_at),
             in_flight: None,
             failures: 0,
             lost: None,
@@ -326,7 +340,7 @@ impl Lease {
             (State::Held, Answer::Yes) if now < self.ends_at => {
                 self.failures = 0;
                 self.ends_at = self.terms.ends_at(sent_at);
-                self.due_at = sent_at + self.terms.ttl / 3;
+                self.due_at = self.terms.renew_at(sent_at);
             }
             (State::Held | State::Refused(_) | State::Lost | State::Ended, _) => {}
         }
@@ -371,6 +385,22 @@ mod tests {
             lease.next(sent_at + ms(900)),
             Action::Sleep(sent_at + ms(2000))
         );
+    }
+
+    #[test]
+    fn renewals_of_many_locks_fall_on_the_same_moment() {
+        let due = |sent_at| match Lease::granted(terms(), sent_at, sent_at).next(sent_at) {
+            Action::Sleep(until) => until,
+            action => panic!("{action:?}"),
+        };
+        for later in 0..5 {
+            assert_eq!(due(START + ms(later)), START + ms(2000));
+        }
+        assert_eq!(due(START + ms(5)), START + ms(2005));
+        // Of a lease for ever too, which is not renewed at once.
+        let ttl = Duration::from_millis(1 << 53);
+        let for_ever = Terms { ttl, ..terms() };
+        assert!(for_ever.renew_at(START) > START + ttl / 4);
     }
 
     #[test]
