@@ -132,16 +132,8 @@ pub fn ask(report: &mut Report) {
             },
         };
         let peers_too = clients == 8 || clients == 32;
-        let mut rows: Vec<(&str, Result)> = vec![];
-        for _ in 0..rounds(2, 1) {
-            for entry in entries.iter().filter(|entry| entry.everywhere || peers_too) {
-                let result = measure(entry, plan);
-                match rows.iter_mut().find(|(name, _)| *name == entry.name) {
-                    Some((_, known)) => known.add(result),
-                    None => rows.push((&entry.name, result)),
-                }
-            }
-        }
+        let invited = |entry: &&Entry| entry.everywhere || peers_too;
+        let rows = interleaved(entries.iter().filter(invited), plan, pin::SERVER);
         let with_pauses = !pause.is_zero();
         let how = if with_pauses {
             "with pauses"
@@ -149,11 +141,7 @@ pub fn ask(report: &mut Report) {
             "without pauses"
         };
         let title = format!("{clients} clients, {how}");
-        report.table(
-            &title,
-            &HEADER,
-            rows.iter().map(|(name, result)| result.row(name)).collect(),
-        );
+        table(report, &title, &rows);
         for (name, result) in &rows {
             if !with_pauses {
                 // Of fewer a median says nothing.
@@ -162,8 +150,17 @@ pub fn ask(report: &mut Report) {
                 }
                 waits.add(name, clients, result.longest_wait.max());
             }
-            if [RAW, HELPER].contains(name) && !with_pauses && peers_too {
-                targets(report, name, clients, result);
+            if is_ours(name) && !with_pauses && peers_too {
+                targets(report, name, clients, "two cores", result);
+            }
+        }
+        if !with_pauses && peers_too {
+            // Without a sleeping core to be woken for each reply, what is left is ours.
+            let ours = entries.iter().filter(|entry| is_ours(&entry.name));
+            let rows = interleaved(ours, plan, pin::CLIENT);
+            table(report, &format!("{title}, all on one core"), &rows);
+            for (name, result) in &rows {
+                targets(report, name, clients, "one core", result);
             }
         }
     }
@@ -173,6 +170,34 @@ pub fn ask(report: &mut Report) {
         "waits.svg",
         "Longest wait under contention (5 ms each)",
     );
+}
+
+fn is_ours(name: &str) -> bool {
+    [RAW, HELPER].contains(&name)
+}
+
+/// What each did, with the server on that side.
+fn interleaved<'e>(
+    entries: impl Iterator<Item = &'e Entry> + Clone,
+    plan: Plan,
+    side: pin::Side,
+) -> Vec<(&'e str, Result)> {
+    let mut rows: Vec<(&str, Result)> = vec![];
+    for _ in 0..rounds(2, 1) {
+        for entry in entries.clone() {
+            let result = measure(entry, plan, side);
+            match rows.iter_mut().find(|(name, _)| *name == entry.name) {
+                Some((_, known)) => known.add(result),
+                None => rows.push((&entry.name, result)),
+            }
+        }
+    }
+    rows
+}
+
+fn table(report: &mut Report, title: &str, rows: &[(&str, Result)]) {
+    let rows = rows.iter().map(|(name, result)| result.row(name)).collect();
+    report.table(title, &HEADER, rows);
 }
 
 /// A line for each entry, against the number of clients.
@@ -199,8 +224,8 @@ impl Lines {
     }
 }
 
-fn targets(report: &mut Report, name: &str, clients: usize, result: &Result) {
-    let of = format!("{name}, {clients} clients");
+fn targets(report: &mut Report, name: &str, clients: usize, cores: &str, result: &Result) {
+    let of = format!("{name}, {clients} clients, {cores}");
     report.target(
         format!("busy, {of}"),
         result.busy.clone(),
@@ -287,8 +312,8 @@ impl Result {
     }
 }
 
-fn measure(entry: &Entry, plan: Plan) -> Result {
-    let server = pin::started_on(pin::SERVER, Server::start);
+fn measure(entry: &Entry, plan: Plan, side: pin::Side) -> Result {
+    let server = pin::started_on(side, Server::start);
     let mut meter = Meter::of(&server);
     let cpu = meter.cpu_us();
     let start = Instant::now();

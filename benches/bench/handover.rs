@@ -23,6 +23,7 @@ const P99: &str = "p99";
 const MAX: &str = "max";
 const P50_IN_PINGS: &str = "p50 in PINGs";
 const P99_IN_PINGS: &str = "p99 in PINGs";
+const P50_IN_COLD_PINGS: &str = "p50 in cold PINGs";
 const RELEASE: &str = "RELEASE commandstats µs";
 const CPU: &str = "server CPU µs";
 const COMMANDS: &str = "commands";
@@ -49,6 +50,8 @@ pub fn ask(report: &mut Report) {
             MAX,
             P50_IN_PINGS,
             P99_IN_PINGS,
+            COLD_PING,
+            P50_IN_COLD_PINGS,
             RELEASE,
             CPU,
             COMMANDS,
@@ -150,6 +153,7 @@ fn measure(server: &Server, waiters: usize) -> impl FnMut() -> Figures {
             (MAX, handovers.max()),
             (P50_IN_PINGS, handovers.median() / ping),
             (P99_IN_PINGS, handovers.quantile(0.99) / ping),
+            (P50_IN_COLD_PINGS, handovers.median() / cold_pings.median()),
         ]
     }
 }
