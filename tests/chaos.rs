@@ -40,11 +40,15 @@ fn is_as_it_should_be(name: &str, seed: u64, history: &History) {
     assert!(report.verdict.sections > 50, "or this tests nothing");
 }
 
+/// In one of a few runs: whether owners meet the fault is up to chance, and to how busy the machine is.
 #[track_caller]
-fn is_found(kind: Kind, name: &str, history: &History) {
-    let report = Report::of(name, 1, history);
-    println!("{report}");
-    assert!(report.verdict.found(kind), "{kind:?} in {report}");
+fn is_found(kinds: &[Kind], name: &str, run: impl Fn(u64) -> History) {
+    let found = (1..=5).any(|seed| {
+        let report = Report::of(name, seed, &run(seed));
+        println!("{report}");
+        kinds.iter().all(|kind| report.verdict.found(*kind))
+    });
+    assert!(found, "{kinds:?} in none of these");
 }
 
 #[test]
@@ -66,15 +70,17 @@ fn owners_that_do_as_they_should_are_not_accused() {
 fn a_release_without_owner_check_is_found() {
     let server = Server::start();
     let client = |place| ReleasesWhatItFinds(Raw::at(place));
-    let history = scenario::quiet(1, 60, &server, client);
-    is_found(Kind::TwoOwners, "planted: DEL for a release", &history);
+    is_found(&[Kind::TwoOwners], "planted: DEL for a release", |seed| {
+        scenario::quiet(seed, 60, &server, client)
+    });
 }
 
 #[test]
 fn a_fence_from_a_counter_that_a_failover_loses_is_found() {
-    let history = scenario::lossy_promotion(1, |place| CountsInRedis(Raw::at(place)));
-    is_found(Kind::SameFence, "planted: fences by INCR", &history);
-    is_found(Kind::StorageFooled, "planted: fences by INCR", &history);
+    let kinds = [Kind::SameFence, Kind::StorageFooled];
+    is_found(&kinds, "planted: fences by INCR", |seed| {
+        scenario::lossy_promotion(seed, |place| CountsInRedis(Raw::at(place)))
+    });
 
     let ours = scenario::lossy_promotion(1, Raw::at);
     is_as_it_should_be("the same promotion with our fences", 1, &ours);
@@ -82,16 +88,12 @@ fn a_fence_from_a_counter_that_a_failover_loses_is_found() {
 
 #[test]
 fn a_grant_in_doubt_that_is_given_twice_is_found() {
-    let server = Server::start();
-    let in_doubt = InDoubt::default();
-    let client = |place| GivesTwice::at(place, in_doubt.clone());
-    let history = scenario::quiet(1, 60, &server, client);
-    is_found(Kind::SameFence, "planted: a grant given twice", &history);
-    is_found(
-        Kind::StorageFooled,
-        "planted: a grant given twice",
-        &history,
-    );
+    let kinds = [Kind::SameFence, Kind::StorageFooled];
+    is_found(&kinds, "planted: a grant given twice", |seed| {
+        let in_doubt = InDoubt::default();
+        let client = |place| GivesTwice::at(place, in_doubt.clone());
+        scenario::quiet(seed, 60, &Server::start(), client)
+    });
 }
 
 #[test]
@@ -102,8 +104,9 @@ fn a_lost_wake_up_is_found() {
         .args(&["--hz", "1", "--dynamic-hz", "no"])
         .start();
     assert_eq!(ask!(server.connect(), "LOCK.DEBUG", "DEAF"), YES);
-    let history = scenario::quiet(1, 300, &server, Raw::at);
-    is_found(Kind::PassedOver, "planted: no wake-ups", &history);
+    is_found(&[Kind::PassedOver], "planted: no wake-ups", |seed| {
+        scenario::quiet(seed, 300, &server, Raw::at)
+    });
 }
 
 /// `make chaos`: all of it, until the time is up; a seed for each turn.
