@@ -56,7 +56,7 @@ chaos: build $(if $(SERVER),,server-needs) ## judge owners on a lock manager's w
 # `tests/servers/fetch valkey-9.1` has fetched one.
 NATIVE := target/servers/valkey-9.1/redis-server
 
-bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(PEERS:%=$(TARGET)/bench/%) ## measure against what people use (10 min); QUICK=1, ONLY='pair renew', PEERS=redlock
+bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(PEERS:%=$(TARGET)/bench/%) ## measure against what people use (10 min); QUICK=1, ONLY='pair renew', PEERS='redlock redsync'
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench --bench bench -- $(ONLY)
 	$(if $(SERVER)$(ONLY),,$(if $(wildcard $(NATIVE)), \
 		LOCKKEEPER_TEST_SERVER='$(abspath $(NATIVE))' cargo bench --bench bench -- pair renew))
@@ -74,6 +74,10 @@ $(TARGET)/bench/python/ready: benches/peers/requirements.txt
 $(TARGET)/bench/redlock:
 	$(call need,command -v npm,npm)
 	npm install --silent --prefix $@ redlock@5.0.0-beta.2 ioredis@5
+
+$(TARGET)/bench/redsync: $(addprefix benches/peers/redsync/,main.go go.mod go.sum)
+	$(call need,command -v go,golang-go)
+	cd $(<D) && go build -buildvcs=false -o '$(abspath $@)' .
 
 .PHONY: test-matrix test-memory model fuzz
 

@@ -2,9 +2,10 @@
 //!
 //! Such a program gets the server's URL and the plan, and prints what its clients did as JSON:
 //! `[{"turns": [[asked, granted, releasing], …], "waiting_since": null}, …]` in seconds since the
-//! start. `make bench` installs what the two in Python need; `PEERS=redlock` adds node-redlock, which
-//! needs node and npm. Not here: Redisson and redsync, whose registries could not be reached from where
-//! this was written; a program like the others and a line in `peers` is all they need.
+//! start. `make bench` installs what the two in Python need; `PEERS='redlock redsync'` adds node-redlock,
+//! which needs node and npm, and redsync, which needs Go. Not here: Redisson, since Maven Central could
+//! not be reached from where this was written; a program like the others and a line in `peers` is all it
+//! needs.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -62,6 +63,19 @@ fn peers(report: &mut Report) -> Vec<Peer> {
             ("node-redlock, retries of 10 ms", "10ms"),
         ] {
             let words = vec!["node".into(), program("redlock.cjs")];
+            peers.push(Peer {
+                name,
+                words,
+                variant,
+            });
+        }
+    }
+    if wanted("redsync") {
+        for (name, variant) in [
+            ("redsync, defaults (32 × 50–250 ms)", "default"),
+            ("redsync, retries of 10 ms", "10ms"),
+        ] {
+            let words = vec![installed("redsync")];
             peers.push(Peer {
                 name,
                 words,
