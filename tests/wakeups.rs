@@ -250,9 +250,9 @@ fn a_lease_that_was_made_longer_is_waited_for_to_its_new_end() {
     let server = Server::start();
     let mut redis = server.connect();
     let mut waiter = Waiter::of(&server);
-    for longer in ["PEXPIRE k 120", "LOCK.RENEW k holder 120"] {
+    for longer in ["PEXPIRE k 220", "LOCK.RENEW k holder 220"] {
         assert_median(&format!("after {longer}"), ON_TIME, || {
-            fence(ask!(redis, "LOCK.ACQUIRE", "k", "holder", 100));
+            fence(ask!(redis, "LOCK.ACQUIRE", "k", "holder", 200));
             waiter.ask("k", "waiter", LONG, LONG);
             eventually_wait(&mut redis, 1);
             words(longer).query::<()>(&mut redis).unwrap();
