@@ -62,31 +62,6 @@ async fn who_waits_is_granted_when_the_holder_releases() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_again_asks_once_on_the_connection_it_has() {
-    let server = Server::start();
-    let (holder, next) = (open(&server), open(&server));
-    for round in 0..3 {
-        let held = hold(&holder, "book", ms(30_000)).await;
-        let asked = calls(&server, "lock.acquire");
-        let mut redis = server.connect();
-        let mut connected = || info::<u64>(&mut redis, "clients", "connected_clients");
-        let before = connected();
-        let waiting = wait_for(&next, "book", ms(30_000), ms(20_000));
-        eventually_waiting(&server, "book", 1);
-        let new_connections = connected() - before;
-        assert_eq!(held.release().await, Ok(Released::Yes));
-        assert_eq!(granted(waiting).await.release().await, Ok(Released::Yes));
-        // From Redis 7.2 on a command that waits counts when it is answered.
-        let asked = calls(&server, "lock.acquire") - asked;
-        // The first time it tries, on its shared connection, and makes another one to wait on.
-        assert_eq!(
-            (asked, new_connections),
-            if round == 0 { (2, 2) } else { (1, 0) }
-        );
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_falls_silent_before_a_wait_is_unreachable_not_busy() {
     let server = Server::start();
     let proxy = Proxy::to(&server);

@@ -1,7 +1,6 @@
 //! How a lock is asked for: one try on the shared connection, then a wait in the server's queue on
 //! a connection of its own, and again from the start after whatever went wrong, always with the
-//! same owner, so that a reply that was lost is simply asked for again. Where such a connection is
-//! left from an earlier wait, the wait comes at once: it takes a free lock as well.
+//! same owner, so that a reply that was lost is simply asked for again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,15 +103,9 @@ impl<'a> Asking<'a> {
         let (mut pause, mut tries) = (FIRST_PAUSE, 0);
         loop {
             tries += 1;
-            // Should the time run out before the server has said anything, that is what was wrong.
-            self.trouble
-                .get_or_insert_with(|| Error::Unreachable("no answer in time".to_owned()));
-            let answer = match self.can_wait_at_once() {
-                true => self.wait_in_line().await,
-                false => match self.try_once().await {
-                    Ok(None) if self.time_left().is_some() => self.wait_in_line().await,
-                    answer => answer,
-                },
+            let answer = match self.try_once().await {
+                Ok(None) if self.time_left().is_some() => self.wait_in_line().await,
+                answer => answer,
             };
             match answer {
                 Ok(Some(grant)) => return Ok(Some(grant)),
@@ -134,15 +127,6 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Whether the wait can come without a try before it: so that locks that are mostly busy take one
-    /// command less. With replicas to be heard a try that succeeds saves a renewal.
-    fn can_wait_at_once(&self) -> bool {
-        let request = self.request;
-        self.time_left().is_some()
-            && request.min_replicas == 0
-            && (self.network).can_wait_at_once(&request.key, &request.label)
-    }
-
     /// What is left of the wait; none when it is over.
     fn time_left(&self) -> Option<Duration> {
         match self.request.wait {
@@ -161,6 +145,9 @@ impl<'a> Asking<'a> {
     async fn try_once(&mut self) -> Result<Option<Grant>, Error> {
         let request = self.request;
         let command = wire::acquire(&request.key, &request.owner, request.terms.ttl, None);
+        // Should the time run out during this, that is what was wrong.
+        self.trouble
+            .get_or_insert_with(|| Error::Unreachable("no answer in time".to_owned()));
         let sent_at = clock::now();
         let limit = self.try_limit();
         let ask = self

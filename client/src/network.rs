@@ -22,13 +22,6 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// locks want to be renewed.
 const DIAL_PAUSE: Duration = Duration::from_millis(10);
 
-/// How long a connection that nobody uses is trusted to be there still: the middle boxes that forget one
-/// without a word do so after a minute or more.
-const MOST_IDLE: Duration = Duration::from_secs(10);
-
-/// How many idle connections are kept, so that a crowd that waited once does not stay connected.
-const IDLE_LINES: usize = 8;
-
 /// MOVED, ASK and once more MOVED is as far as a slot can run away while we ask.
 const MAX_REDIRECTS: usize = 4;
 
@@ -40,15 +33,8 @@ pub(crate) struct Network {
     /// likely a wrong address, which the caller wants to hear at once.
     reached: AtomicBool,
     shared: Mutex<HashMap<Node, Line>>,
-    /// Connections that somebody had for itself and has no use for any more.
-    idle: Mutex<Vec<Idle>>,
-}
-
-struct Idle {
-    node: Node,
-    label: String,
-    line: MultiplexedConnection,
-    since: Instant,
+    /// Connections on which a WAIT for replicas may block; see `exchange`.
+    idle: Mutex<Vec<(Node, MultiplexedConnection)>>,
 }
 
 impl Network {
@@ -133,12 +119,6 @@ impl Network {
         answers
     }
 
-    /// Whether a wait for `key` can begin without a new connection.
-    pub(crate) fn can_wait_at_once(&self, key: &[u8], label: &str) -> bool {
-        let node = self.node_of(key);
-        self.idle().iter().any(|idle| idle.is_for(&node, label))
-    }
-
     /// Asks one question that may be answered late, on a connection of its own: whoever stops
     /// listening closes it, and with it gives up the place in the queue.
     pub(crate) async fn wait(
@@ -149,10 +129,9 @@ impl Network {
     ) -> Result<Value, Error> {
         let (mut node, mut asking) = (self.node_of(key), false);
         for _ in 0..MAX_REDIRECTS {
-            let mut line = self.own_line(&node, label).await?;
+            let mut line = self.dial(&node, label).await?;
             let pipeline = Pipeline::new([command].into_iter(), asking, 0, Duration::ZERO);
             let (mut values, _) = pipeline.query(&mut line).await?;
-            self.keep(&node, label, line);
             match values.pop() {
                 Some(Value::ServerError(error)) => match self.place.redirect(&node, &error) {
                     Some(to) => (node, asking) = (to.node, to.asking),
@@ -176,9 +155,12 @@ impl Network {
         until: Instant,
     ) -> Result<Values, Error> {
         if pipeline.min_replicas > 0 {
-            let mut line = within(until, self.own_line(node, &self.label)).await?;
+            let mut line = match self.take_idle(node) {
+                Some(line) => line,
+                None => within(until, self.dial(node, &self.label)).await?,
+            };
             let values = within(until, pipeline.query(&mut line)).await?;
-            self.keep(node, &self.label, line);
+            lock(&self.idle).push((node.clone(), line));
             return Ok(values);
         }
         let line = self.line(node);
@@ -197,44 +179,17 @@ impl Network {
         let refused = Error::from(error);
         if self.place.fails_over() && error.code() == "READONLY" {
             lock(&self.shared).remove(node);
-            lock(&self.idle).retain(|idle| idle.node != *node);
+            lock(&self.idle).retain(|(idle, _)| idle != node);
             self.place.failed(node);
             return Error::Unreachable(format!("the master has changed: {refused}"));
         }
         refused
     }
 
-    /// A connection that nobody else uses.
-    async fn own_line(&self, node: &Node, label: &str) -> Result<MultiplexedConnection, Error> {
-        let kept = {
-            let mut idle = self.idle();
-            let index = idle.iter().position(|idle| idle.is_for(node, label));
-            index.map(|index| idle.swap_remove(index).line)
-        };
-        match kept {
-            Some(line) => Ok(line),
-            None => self.dial(node, label).await,
-        }
-    }
-
-    /// For whoever needs one next. Only a connection that has answered everything.
-    fn keep(&self, node: &Node, label: &str, line: MultiplexedConnection) {
-        let mut idle = self.idle();
-        if idle.len() < IDLE_LINES {
-            idle.push(Idle {
-                node: node.clone(),
-                label: label.to_owned(),
-                line,
-                since: Instant::now(),
-            });
-        }
-    }
-
-    /// The idle connections, after those that are too old were closed.
-    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
+    fn take_idle(&self, node: &Node) -> Option<MultiplexedConnection> {
         let mut idle = lock(&self.idle);
-        idle.retain(|idle| idle.since.elapsed() < MOST_IDLE);
-        idle
+        let index = idle.iter().position(|(of, _)| of == node)?;
+        Some(idle.swap_remove(index).1)
     }
 
     fn line(self: &Arc<Self>, node: &Node) -> Line {
@@ -312,12 +267,6 @@ impl Network {
             .set_no_response(true);
         line.send_packed_command(&name).await?;
         Ok(line)
-    }
-}
-
-impl Idle {
-    fn is_for(&self, node: &Node, label: &str) -> bool {
-        self.node == *node && self.label == label
     }
 }
 
