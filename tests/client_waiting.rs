@@ -195,6 +195,32 @@ async fn a_wait_that_is_dropped_at_any_moment_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_wait_that_is_dropped_is_released_however_late_its_request_arrives() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = Lockkeeper::open(proxy.url()).unwrap();
+    assert_eq!(lockkeeper.info("book").await, Ok(None));
+    let mut redis = server.connect();
+    let mut connected = || info::<u64>(&mut redis, "clients", "connected_clients");
+    let before = connected();
+    // On the way of the waits, not of what goes over the connection that is there.
+    proxy.delay_requests_of_new_connections(ms(20));
+    let mut holder = server.connect();
+    for moment in 0..30 {
+        fence(ask!(holder, "LOCK.ACQUIRE", "book", "holder", 60_000));
+        let waiting = wait_for(&lockkeeper, "book", ms(60_000), ms(20_000));
+        tokio::time::sleep(ms(5 * moment)).await;
+        waiting.abort();
+        assert_eq!(ask!(holder, "LOCK.RELEASE", "book", "holder"), YES);
+        soon(lockkeeper.settled()).await;
+        eventually("all that was sent has arrived", || {
+            connected() == before + 1
+        });
+        assert_eq!(ask!(holder, "EXISTS", "book"), NO, "after {moment} × 5 ms");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_broken_connection_keeps_its_place_in_the_queue() {
     let server = Server::start();
     let proxy = Proxy::to(&server);

@@ -167,8 +167,13 @@ impl<'a> Asking<'a> {
             return Ok(None);
         };
         let command = wire::acquire(&request.key, &request.owner, request.terms.ttl, Some(left));
+        // A release on the shared connection may overtake the request, which then finds the lock free
+        // and takes it for nobody. Behind the request, on its own connection, it cannot.
+        let release = wire::release(&request.key, request.owner.as_bytes());
         let sent_at = clock::now();
-        let wait = self.network.wait(&request.key, &request.label, &command);
+        let wait = self
+            .network
+            .wait(&request.key, &request.label, &command, &release);
         let Some(fence) = settle(&mut self.in_doubt, wait, wire::fence).await? else {
             return Ok(None);
         };

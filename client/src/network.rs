@@ -22,6 +22,10 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// locks want to be renewed.
 const DIAL_PAUSE: Duration = Duration::from_millis(10);
 
+/// How long a connection is kept on which something unanswered may still be under way. One that waits in
+/// the server's queue is not answered, and gives up its place by being closed.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// MOVED, ASK and once more MOVED is as far as a slot can run away while we ask.
 const MAX_REDIRECTS: usize = 4;
 
@@ -120,18 +124,27 @@ impl Network {
     }
 
     /// Asks one question that may be answered late, on a connection of its own: whoever stops
-    /// listening closes it, and with it gives up the place in the queue.
+    /// listening closes it, and with it gives up the place in the queue. Before that, `farewell` is
+    /// sent behind the question, and given a moment to be answered.
     pub(crate) async fn wait(
         &self,
         key: &[u8],
         label: &str,
         command: &Cmd,
+        farewell: &Cmd,
     ) -> Result<Value, Error> {
         let (mut node, mut asking) = (self.node_of(key), false);
         for _ in 0..MAX_REDIRECTS {
-            let mut line = self.dial(&node, label).await?;
+            let line = self.dial(&node, label).await?;
             let pipeline = Pipeline::new([command].into_iter(), asking, 0, Duration::ZERO);
-            let (mut values, _) = pipeline.query(&mut line).await?;
+            let mut waiting = Waiting {
+                line,
+                farewell: Some(farewell.clone()),
+            };
+            let answer = pipeline.query(&mut waiting.line).await;
+            // Whoever goes on asking in the same name must not be released by an earlier question.
+            waiting.farewell = None;
+            let (mut values, _) = answer?;
             match values.pop() {
                 Some(Value::ServerError(error)) => match self.place.redirect(&node, &error) {
                     Some(to) => (node, asking) = (to.node, to.asking),
@@ -267,6 +280,25 @@ impl Network {
             .set_no_response(true);
         line.send_packed_command(&name).await?;
         Ok(line)
+    }
+}
+
+/// A connection on which a question is under way.
+struct Waiting {
+    line: MultiplexedConnection,
+    farewell: Option<Cmd>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(farewell) = self.farewell.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let mut line = self.line.clone();
+            runtime.spawn(async move {
+                let _ = timeout(FAREWELL, line.send_packed_command(&farewell)).await;
+            });
+        }
     }
 }
 

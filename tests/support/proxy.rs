@@ -14,6 +14,8 @@ use super::Server;
 struct Weather {
     /// Every reply travels that long.
     delay: Duration,
+    /// Every request travels that long on connections that are made from now on.
+    delay_of_new: Duration,
     /// Requests arrive, replies vanish.
     swallow: bool,
     /// The next reply vanishes, and with it the connection.
@@ -58,6 +60,11 @@ impl Proxy {
 
     pub fn delay_replies(&self, delay: Duration) {
         self.weather.send_modify(|weather| weather.delay = delay);
+    }
+
+    pub fn delay_requests_of_new_connections(&self, delay: Duration) {
+        self.weather
+            .send_modify(|weather| weather.delay_of_new = delay);
     }
 
     pub fn swallow_replies(&self) {
@@ -113,9 +120,11 @@ async fn connect(client: TcpStream, server: SocketAddr, mut weather: watch::Rece
     let (mut requests, mut to_client) = client.into_split();
     let (mut replies, mut to_server) = server.into_split();
     let (up, down) = (weather.clone(), weather.clone());
+    let delay = weather.borrow().delay_of_new;
     let up = async {
         let mut buffer = vec![0; 64 * 1024];
         while let Ok(length @ 1..) = requests.read(&mut buffer).await {
+            tokio::time::sleep(delay).await;
             if travelling(up.clone()).await.is_none()
                 || to_server.write_all(&buffer[..length]).await.is_err()
             {
