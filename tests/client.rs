@@ -375,6 +375,9 @@ async fn what_makes_no_sense_is_refused_before_anything_is_sent() {
     let lockkeeper = open(&server);
     let error = lockkeeper.acquire("book").ttl(ms(99)).await.unwrap_err();
     assert_eq!(wrong(error), "the ttl must be at least 100ms, got 99ms");
+    let (longest, longer) = (ms((1 << 53) - 1), Duration::MAX);
+    let error = lockkeeper.acquire("book").ttl(longer).await.unwrap_err();
+    assert!(wrong(error).starts_with("the ttl must be at most 9007199254740991 ms, got "));
     let error = lockkeeper
         .acquire("book")
         .label("x".repeat(476))
@@ -396,6 +399,8 @@ async fn what_makes_no_sense_is_refused_before_anything_is_sent() {
         );
     }
     assert_eq!(calls(&server, "lock.acquire"), 0);
+    let held = hold(&lockkeeper, "for ever", longest).await;
+    assert_eq!(held.release().await, Ok(Released::Yes));
     let longest = lockkeeper
         .acquire("book")
         .label("x".repeat(475))

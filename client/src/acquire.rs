@@ -12,7 +12,7 @@ use crate::asking::{Request, Wait};
 use crate::blocking;
 use crate::error::Error;
 use crate::held::{Held, Released, received};
-use crate::lease::{Lost, MIN_TTL, Terms};
+use crate::lease::{Lost, MAX_TTL, MIN_TTL, Terms};
 use crate::network::Network;
 use crate::place::{Credentials, Place};
 use crate::watchdog::{self, Message};
@@ -244,7 +244,7 @@ impl Acquire {
     /// Long enough to ride out a failover or a restart, short enough to wait for after a crash.
     const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-    /// How long the lock outlives a holder that is gone, 100 ms at least, by default 30 s. A
+    /// How long the lock outlives a holder that is gone, 100 ms to 2^53 - 1 ms, by default 30 s. A
     /// living holder renews every third of it, and has two thirds of it to get through to a server
     /// that does not answer. A holder that is killed while it is being granted the lock also keeps
     /// it that long.
@@ -324,10 +324,16 @@ impl Acquire {
 
     fn send(self) -> Result<oneshot::Receiver<Result<Option<Held>, Error>>, Error> {
         check_label(&self.label)?;
-        if self.terms.ttl < MIN_TTL {
-            let ttl = self.terms.ttl;
+        let ttl = self.terms.ttl;
+        if ttl < MIN_TTL {
             return Err(Error::Invalid(format!(
                 "the ttl must be at least {MIN_TTL:?}, got {ttl:?}"
+            )));
+        }
+        if ttl > MAX_TTL {
+            let most = MAX_TTL.as_millis();
+            return Err(Error::Invalid(format!(
+                "the ttl must be at most {most} ms, got {ttl:?}"
             )));
         }
         let request = Box::new(Request {

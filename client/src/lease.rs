@@ -13,6 +13,9 @@ use std::time::Duration;
 /// exchange over a network with a busy machine at either end may need.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(100);
 
+/// The longest that the module takes: 2^53 - 1 ms.
+pub(crate) const MAX_TTL: Duration = Duration::from_millis((1 << 53) - 1);
+
 /// A point in time on a clock that never steps and runs through suspend, counted from boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Moment(Duration);
@@ -33,7 +36,7 @@ impl Moment {
 
     /// The last moment until this one that is so many steps from boot.
     fn rounded_down(self, step: Duration) -> Moment {
-        // Cut off only where a step is longer than the 584 years of 2^64 ns: then any moment will do.
+        // It fits: no step is longer than MAX_TTL / 1200, 238 years, and 2^64 ns are 584.
         let over = self.0.as_nanos() % step.as_nanos().max(1);
         Moment(self.0.saturating_sub(Duration::from_nanos(over as u64)))
     }

@@ -6,14 +6,12 @@ use std::time::Duration;
 use redis::{Cmd, Value, cmd};
 
 use crate::error::Error;
-use crate::lease::Lost;
+use crate::lease::{Lost, MAX_TTL};
 
-/// The largest number the module takes: 2^53 - 1.
-const MAX_MS: u128 = (1 << 53) - 1;
-
-/// Rounded down, so that we never count on more than the server was asked for.
+/// Rounded down, so that we never count on more than the server was asked for, and at most what the module
+/// takes, of a timeout as of a ttl.
 fn ms(duration: Duration) -> u64 {
-    duration.as_millis().min(MAX_MS) as u64
+    duration.min(MAX_TTL).as_millis() as u64
 }
 
 /// `wait` of none is one try.
