@@ -211,15 +211,19 @@ fn info(url: &str, credentials: &Credentials) -> Result<ConnectionInfo, Error> {
 }
 
 /// A machine that vanished says nothing: without keep-alive a wait on it would never end. After
-/// 10 s of silence and three unanswered probes the connection counts as broken.
+/// 10 s of silence and three unanswered probes the connection counts as broken; so it does, on Linux,
+/// when a request was not received for that long, during which nothing is probed.
 fn tcp() -> TcpSettings {
     let keep_alive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))
         .with_retries(3);
-    TcpSettings::default()
+    let settings = TcpSettings::default()
         .set_nodelay(true)
-        .set_keepalive(keep_alive)
+        .set_keepalive(keep_alive);
+    #[cfg(target_os = "linux")]
+    let settings = settings.set_user_timeout(Duration::from_secs(25));
+    settings
 }
 
 fn client(info: ConnectionInfo, credentials: &Credentials) -> Result<Client, RedisError> {
