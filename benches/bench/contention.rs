@@ -128,7 +128,7 @@ pub fn ask(report: &mut Report) {
             length: if quick() {
                 Duration::from_millis(700)
             } else {
-                Duration::from_secs(2)
+                Duration::from_millis(1500)
             },
         };
         let peers_too = clients == 8 || clients == 32;
