@@ -24,6 +24,8 @@ const MAX: &str = "max";
 const P50_IN_PINGS: &str = "p50 in PINGs";
 const P99_IN_PINGS: &str = "p99 in PINGs";
 const P50_IN_COLD_PINGS: &str = "p50 in cold PINGs";
+/// What the machine does to every hundredth round trip, it does to a PING as well.
+const P99_BY_P99: &str = "p99 ÷ PING p99";
 const RELEASE: &str = "RELEASE commandstats µs";
 const CPU: &str = "server CPU µs";
 const COMMANDS: &str = "commands";
@@ -50,6 +52,7 @@ pub fn ask(report: &mut Report) {
             MAX,
             P50_IN_PINGS,
             P99_IN_PINGS,
+            P99_BY_P99,
             COLD_PING,
             P50_IN_COLD_PINGS,
             RELEASE,
@@ -154,6 +157,7 @@ fn measure(server: &Server, waiters: usize) -> impl FnMut() -> Figures {
             (P50_IN_PINGS, handovers.median() / ping),
             (P99_IN_PINGS, handovers.quantile(0.99) / ping),
             (P50_IN_COLD_PINGS, handovers.median() / cold_pings.median()),
+            (P99_BY_P99, handovers.quantile(0.99) / pings.quantile(0.99)),
         ]
     }
 }
