@@ -16,6 +16,8 @@ const WAITERS: usize = 900;
 enum Scene {
     NoModule,
     Idle,
+    /// So many locks are held, taken by hand on a server without the module, or by ours.
+    ByHand(usize),
     Held(usize),
     Crowd(Waiting, usize),
 }
@@ -30,10 +32,13 @@ pub fn ask(report: &mut Report) {
         ("no module", Scene::NoModule),
         ("no module, again", Scene::NoModule),
         ("module, idle", Scene::Idle),
-        ("module, 1,000 locks held", Scene::Held(1_000)),
     ];
     for group in [
         &idle[..],
+        &[
+            ("no module, 1,000 SET NX PX", Scene::ByHand(1_000)),
+            ("module, 1,000 locks held", Scene::Held(1_000)),
+        ],
         &[
             ("900 in BLPOP, 1 key", Scene::Crowd(Waiting::InBlpop, 1)),
             ("900 wait, 1 key", Scene::Crowd(Waiting::InLine, 1)),
@@ -106,7 +111,7 @@ fn compare(report: &mut Report, scenes: &[(&'static str, Scene)], depth: usize) 
         let all = all.as_ref().expect("there was a round");
         for (name, scene) in &scenes[1..] {
             let target = match scene {
-                Scene::NoModule => continue,
+                Scene::NoModule | Scene::ByHand(_) => continue,
                 Scene::Idle | Scene::Held(_) => Target::Within(0.98, 1.02),
                 Scene::Crowd(_, 1) => Target::AtMost(1.05),
                 Scene::Crowd(..) => Target::AtMost(1.08),
@@ -128,7 +133,7 @@ struct Stage {
 
 fn set(scene: Scene) -> Stage {
     let setup = match scene {
-        Scene::NoModule => Setup::new().without_module(),
+        Scene::NoModule | Scene::ByHand(_) => Setup::new().without_module(),
         _ => Setup::new(),
     };
     let server = pin::started_on(pin::CLIENT, || setup.start());
@@ -139,6 +144,12 @@ fn set(scene: Scene) -> Stage {
     let mut crowd = vec![];
     match scene {
         Scene::NoModule | Scene::Idle => {}
+        Scene::ByHand(locks) => {
+            for number in 0..locks {
+                let key = format!("crowded:{number}");
+                line.ask(&pack(&["SET", &key, "holder", "NX", "PX", "3600000"]));
+            }
+        }
         Scene::Held(locks) => occupy(&server, locks),
         Scene::Crowd(waiting, keys) => {
             if waiting == Waiting::InLine {
