@@ -212,6 +212,8 @@ async fn a_wait_that_is_dropped_is_released_however_late_its_request_arrives() {
         tokio::time::sleep(ms(5 * moment)).await;
         waiting.abort();
         assert_eq!(ask!(holder, "LOCK.RELEASE", "book", "holder"), YES);
+        // Only now is it dropped, with what it may have been granted meanwhile.
+        let _ = waiting.await;
         soon(lockkeeper.settled()).await;
         eventually("all that was sent has arrived", || {
             connected() == before + 1

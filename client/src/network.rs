@@ -24,7 +24,7 @@ const DIAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// How long a connection is kept on which something unanswered may still be under way. One that waits in
 /// the server's queue is not answered, and gives up its place by being closed.
-const FAREWELL: Duration = Duration::from_secs(1);
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// MOVED, ASK and once more MOVED is as far as a slot can run away while we ask.
 const MAX_REDIRECTS: usize = 4;
