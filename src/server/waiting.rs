@@ -15,7 +15,7 @@ use crate::reply::{self, Reply};
 use crate::request::Acquire;
 
 /// Default of `lockkeeper.max-waiters`, over all keys. One waiter and its connection cost the server
-/// 40 to 60 kB that count for maxmemory.
+/// 40 to 75 kB that count for maxmemory.
 pub const DEFAULT_MAX_WAITERS: u64 = 1_000;
 
 /// Upper bound of `lockkeeper.max-waiters`: more connections than any server has.
