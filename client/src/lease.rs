@@ -401,7 +401,7 @@ mod tests {
         }
         assert_eq!(due(START + ms(5)), START + ms(2005));
         // Of a lease for ever too, which is not renewed at once.
-        let ttl = Duration::from_millis(1 << 53);
+        let ttl = MAX_TTL;
         let for_ever = Terms { ttl, ..terms() };
         assert!(for_ever.renew_at(START) > START + ttl / 4);
     }
