@@ -59,7 +59,7 @@ impl Nodes {
     }
 
     /// Whether a slot can move in one step.
-    pub fn move_in_one_step(&self) -> bool {
+    pub fn moves_in_one_step(&self) -> bool {
         cluster::moves_in_one_step(&self.nodes[0])
     }
 
