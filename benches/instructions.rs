@@ -14,8 +14,6 @@
 #[allow(dead_code)]
 #[path = "bench/line.rs"]
 mod line;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -259,12 +257,12 @@ fn start(dir: &Path, profile: &Path) -> (Child, u16) {
         .arg("--dir")
         .arg(dir)
         .arg("--loadmodule")
-        .arg(support::module())
+        .arg(testkit::module())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
         .expect("valgrind is there: `make bench-check` installs it");
-    support::eventually("the server answers under valgrind", || {
+    testkit::eventually("the server answers under valgrind", || {
         std::thread::sleep(Duration::from_millis(50));
         TcpStream::connect(("127.0.0.1", port)).is_ok()
     });

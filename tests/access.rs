@@ -1,11 +1,9 @@
 //! Who may do what to which lock, beyond the rules that every command of Redis knows by itself
 //! (tests/citizen.rs): scripts, transactions, selectors, and rights that change during a wait.
 
-mod support;
-
 use redis::Connection;
-use support::waiting::*;
-use support::*;
+use testkit::waiting::*;
+use testkit::*;
 
 /// A connection of a user with these rules, who has no others.
 fn limited_to(server: &Server, user: &str, rules: &[&str]) -> Connection {

@@ -1,8 +1,6 @@
 //! Every argument rule and every byte of its error.
 
-mod support;
-
-use support::*;
+use testkit::*;
 
 const MAX: i64 = 9_007_199_254_740_991;
 

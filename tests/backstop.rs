@@ -1,12 +1,10 @@
 //! One lost wake-up does not lock a key for ever: whatever was missed is mended within a second.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use redis::Connection;
-use support::waiting::*;
-use support::*;
+use testkit::waiting::*;
+use testkit::*;
 
 const A_SECOND: Duration = Duration::from_secs(1);
 

@@ -4,8 +4,6 @@
 //! `make chaos SEED=… MINUTES=…` runs rounds of all. By its seed a run has the same owners doing the
 //! same deeds in the same order; how they interleave is up to the machine.
 
-mod support;
-
 mod chaos {
     pub mod checker;
     pub mod client;
@@ -28,7 +26,7 @@ use chaos::faulty::{CountsInRedis, GivesTwice, InDoubt, ReleasesWhatItFinds};
 use chaos::history::History;
 use chaos::report::Report;
 use chaos::scenario::{self, Durability};
-use support::{Server, Setup, YES, ask};
+use testkit::{Server, Setup, YES, ask};
 
 const ROUNDS: usize = 20;
 

@@ -1,12 +1,10 @@
 //! The commands behave as Redis' own: transactions, scripts, replicas, access rules, memory limit,
 //! and what COMMAND tells about them.
 
-mod support;
-
 use std::collections::BTreeMap;
 
 use redis::{Connection, FromRedisValue, from_redis_value};
-use support::*;
+use testkit::*;
 
 const TTL: i64 = 100_000;
 const COMMANDS: [&str; 4] = ["lock.acquire", "lock.info", "lock.release", "lock.renew"];

@@ -1,12 +1,10 @@
 //! A client library has time-outs of its own. One that is longer than the wait leaves a client in line;
 //! a shorter one costs it its place.
 
-mod support;
-
 use std::thread;
 
-use support::waiting::*;
-use support::*;
+use testkit::waiting::*;
+use testkit::*;
 
 /// Whoever waits in redis-py with this socket timeout, and what becomes of it, while the lock is held and
 /// another waits behind it; the lock is released when `until` holds.

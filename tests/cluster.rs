@@ -1,15 +1,13 @@
 //! Locks in a cluster: a slot that moves while clients wait for a key of it never has two owners for it,
 //! and those who wait find their way to the new node.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 
 use redis::cluster::ClusterClient;
-use support::cluster::{Cluster, move_slot_in_one_step, moves_in_one_step, node_id, slot_of};
-use support::waiting::*;
-use support::*;
+use testkit::cluster::{Cluster, move_slot_in_one_step, moves_in_one_step, node_id, slot_of};
+use testkit::waiting::*;
+use testkit::*;
 
 const TRY_AGAIN: &str =
     "TRYAGAIN the slot of this key is served elsewhere or not at all, ask the cluster again";

@@ -1,9 +1,7 @@
 //! The four commands: every line of their tables, on a server with nobody waiting.
 
-mod support;
-
 use redis::Connection;
-use support::*;
+use testkit::*;
 
 /// Value and deadline of a key: what a refused command must not change.
 fn state(redis: &mut Connection, key: &str) -> (Reply, Reply) {

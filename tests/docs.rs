@@ -1,10 +1,8 @@
 //! What the README shows is what happens: every session in it is run, every name in it exists.
 
-mod support;
-
 use std::process::Command;
 
-use support::Server;
+use testkit::Server;
 
 const README: &str = include_str!("../README.md");
 
@@ -90,7 +88,7 @@ fn in_time(reply: &str) -> String {
 
 #[test]
 fn the_help_in_the_readme_is_the_help_of_the_command() {
-    let help = Command::new(support::command_line())
+    let help = Command::new(testkit::command_line())
         .args(["run", "-h"])
         .env_clear()
         .output()
@@ -102,7 +100,7 @@ fn the_help_in_the_readme_is_the_help_of_the_command() {
 /// There it is compiled.
 #[test]
 fn the_example_of_the_helper_in_the_readme_is_one_of_its_documentation() {
-    let front_page = include_str!("../client/src/lib.rs");
+    let front_page = include_str!("../clients/rust/src/lib.rs");
     let lines = front_page
         .lines()
         .map(|line| line.trim_start_matches("//!").trim_start_matches(' '));
@@ -174,9 +172,13 @@ fn for_every_promise_of_the_readme_there_is_a_test_of_the_name_it_gives() {
         let mut tests = named.filter_map(|name| name.split_once("::")).peekable();
         assert!(tests.peek().is_some(), "no test for {question}");
         for (file, test) in tests {
-            let path = format!("{}/tests/{file}.rs", env!("CARGO_MANIFEST_DIR"));
-            let source = std::fs::read_to_string(path).unwrap_or_default();
-            let defined = source.contains(&format!("fn {test}()"));
+            let defined = ["tests", "clients/rust/tests", "cli/tests"]
+                .iter()
+                .any(|folder| {
+                    let path = testkit::root().join(folder).join(format!("{file}.rs"));
+                    let source = std::fs::read_to_string(path).unwrap_or_default();
+                    source.contains(&format!("fn {test}()"))
+                });
             assert!(defined, "there is no test {file}::{test}");
         }
     }

@@ -1,9 +1,7 @@
 //! The fence: a number that grows with every grant of a key, whatever happens in between.
 
-mod support;
-
 use redis::Connection;
-use support::*;
+use testkit::*;
 
 const TTL: i64 = 1_000_000;
 const MILLISECOND_US: i64 = 1000;

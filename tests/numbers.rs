@@ -1,10 +1,8 @@
 //! What the server tells of those who wait: the line in LOCK.INFO, the numbers in `INFO lockkeeper`.
 
-mod support;
-
 use redis::{Connection, from_redis_value};
-use support::waiting::*;
-use support::*;
+use testkit::waiting::*;
+use testkit::*;
 
 #[test]
 fn lock_info_lists_the_first_hundred_in_order_and_counts_all() {

@@ -1,12 +1,10 @@
 //! First come, first served: in what order those who wait are granted a lock, what they get, and who
 //! does not wait at all.
 
-mod support;
-
 use redis::Connection;
-use support::stream::Stream;
-use support::waiting::*;
-use support::*;
+use testkit::stream::Stream;
+use testkit::waiting::*;
+use testkit::*;
 
 #[test]
 fn two_hundred_are_served_in_the_order_of_their_arrival() {
@@ -179,7 +177,7 @@ fn an_owner_that_asks_again_takes_over_its_own_place() {
 
     // And its place is gone: it is not granted a second time.
     assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "first"), YES);
-    support::fence(second.reply());
+    testkit::fence(second.reply());
     assert_eq!(queue(&mut redis, "k"), [""; 0]);
 }
 

@@ -1,8 +1,6 @@
 //! The problem this project comes from, through a client library that is not ours: redis-py.
 
-mod support;
-
-use support::*;
+use testkit::*;
 
 /// Runs a script of tests/python against a server of its own.
 #[track_caller]

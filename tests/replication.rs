@@ -1,13 +1,11 @@
 //! What leaves the master, and what others see of a lock: nothing but `SET … PXAT`, `PEXPIREAT`
 //! and `DEL`, with the deadline the master itself holds, and nothing at all for a refusal.
 
-mod support;
-
 use std::sync::mpsc;
 
 use redis::Connection;
-use support::stream::{Propagated, Stream, append_only_file, command};
-use support::*;
+use testkit::stream::{Propagated, Stream, append_only_file, command};
+use testkit::*;
 
 const SHORT: i64 = 100_000;
 const LONG: i64 = 500_000;
@@ -149,7 +147,7 @@ fn a_transaction_and_a_script_tell_the_same_effects() {
     assert_eq!(told[2], command!("DEL", "k"));
 
     let script = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'bob', ARGV[1])";
-    let fence = support::fence(ask!(redis, "EVAL", script, 1, "k", SHORT));
+    let fence = testkit::fence(ask!(redis, "EVAL", script, 1, "k", SHORT));
     let set = command!(
         "SET",
         "k",

@@ -1,16 +1,14 @@
 //! What leaves the master while clients wait, and what becomes of those who wait when the server is
 //! demoted, paused, reloaded, or may not write.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::thread;
 use std::time::Instant;
 
 use redis::{Connection, ConnectionLike as _};
-use support::waiting::*;
-use support::*;
+use testkit::waiting::*;
+use testkit::*;
 
 /// Numbers that look random and are the same in every run (xorshift).
 struct Dice(u64);

@@ -1,8 +1,6 @@
 //! What comes back after a restart is the lease as it was, owner, fence and absolute deadline, or
 //! nothing; and no fence is older than one that was told before.
 
-mod support;
-
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,8 +8,8 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{Connection, Pipeline, RedisError};
-use support::waiting::{LONG, hold, join, owner, waiters};
-use support::*;
+use testkit::waiting::{LONG, hold, join, owner, waiters};
+use testkit::*;
 
 const CLIENTS: usize = 8;
 const TTL: i64 = 60_000;

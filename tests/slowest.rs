@@ -1,13 +1,11 @@
 //! No single command holds up the server: the slowest of each kind, with 1,000 clients waiting for one
 //! lock and with 1,000 waiting for a lock each.
 
-mod support;
-
 use std::time::Duration;
 
 use redis::{Connection, pipe};
-use support::waiting::*;
-use support::*;
+use testkit::waiting::*;
+use testkit::*;
 
 /// As many as may wait, by default.
 const WAITERS: usize = 1_000;

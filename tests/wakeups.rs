@@ -1,14 +1,12 @@
 //! What wakes those who wait, and how soon: a release in the same step, the end of a lease, and whatever
 //! others do to the key.
 
-mod support;
-
 use std::time::{Duration, Instant, SystemTime};
 
 use redis::Connection;
-use support::stream::{Propagated, Stream, command};
-use support::waiting::*;
-use support::*;
+use testkit::stream::{Propagated, Stream, command};
+use testkit::waiting::*;
+use testkit::*;
 
 /// How late a grant after the end of a lease may be, at the median.
 const ON_TIME: Duration = Duration::from_millis(5);

@@ -15,8 +15,8 @@ use crate::peers;
 use crate::plot::Plot;
 use crate::report::{Cell, Report, Target};
 use crate::sequence::{TTL, load_script};
-use crate::support::Server;
 use crate::{pin, quick, rounds};
+use testkit::Server;
 
 /// How long a client holds the lock: as long as a small transaction.
 const HOLD: Duration = Duration::from_millis(5);

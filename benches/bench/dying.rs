@@ -8,8 +8,8 @@ use crate::handover::us;
 use crate::line::{Line, pack};
 use crate::measure::{Contender, Figures, Meter, Rounds};
 use crate::report::{Report, Target};
-use crate::support::{Server, eventually};
 use crate::{pin, rounds};
+use testkit::{Server, eventually};
 
 /// First argument of this program when it is to be the crowd.
 pub const ROLE: &str = "crowd";

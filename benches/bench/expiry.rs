@@ -7,8 +7,8 @@ use crate::line::{Line, pack};
 use crate::measure::Series;
 use crate::report::{Report, Target};
 use crate::sequence::OWNER;
-use crate::support::Server;
 use crate::{pin, rounds};
+use testkit::Server;
 
 /// So many locks end in each round, a few milliseconds apart.
 const LOCKS: u64 = 16;

@@ -12,8 +12,8 @@ use crate::pair::RELEASE_SCRIPT;
 use crate::plot::Plot;
 use crate::report::{Cell, Report, Target};
 use crate::sequence::{OWNER, in_all_settings, load_script};
-use crate::support::Server;
 use crate::{pin, rounds};
+use testkit::Server;
 
 const PING_P50: &str = "PING µs p50";
 const PING_P99: &str = "PING p99";

@@ -10,8 +10,8 @@ use tokio::runtime::Runtime;
 use crate::measure::{Contender, Figures, Meter, Rounds};
 use crate::report::Report;
 use crate::sequence::{OWNER, TTL};
-use crate::support::Server;
 use crate::{peers, pin, rounds};
+use testkit::Server;
 
 const WALL: &str = "wall µs";
 const CLIENT_CPU: &str = "client CPU µs";

@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use crate::support::{PATIENCE, Server};
+use testkit::{PATIENCE, Server};
 
 /// A command as it goes over the wire.
 pub fn pack(words: &[&str]) -> Vec<u8> {

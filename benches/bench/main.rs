@@ -30,8 +30,7 @@ mod plot;
 mod renew;
 mod report;
 mod sequence;
-#[path = "../../tests/support/mod.rs"]
-mod support;
+
 mod watchdog;
 
 use report::Report;
@@ -89,7 +88,7 @@ fn main() {
     }
     raise_file_limit();
     // Before pinning, so that it builds on all cores.
-    support::module();
+    testkit::module();
     pin::to(pin::CLIENT);
     let mut report = Report::open();
     for (name, ask) in QUESTIONS {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use redis::Connection;
 
-use crate::support::Server;
+use testkit::Server;
 
 /// One figure in all rounds.
 #[derive(Clone, Debug, Default)]

@@ -9,8 +9,8 @@ use crate::line::{Line, pack};
 use crate::measure::{Contender, Figures, Meter, Rounds};
 use crate::report::{Cell, Report, Target};
 use crate::sequence::OWNER;
-use crate::support::{Server, eventually};
 use crate::{pin, rounds};
+use testkit::{Server, eventually};
 
 const COUNTED: &str = "counted bytes";
 const RESIDENT: &str = "resident bytes";

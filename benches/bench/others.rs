@@ -5,8 +5,8 @@ use crate::line::{Line, pack};
 use crate::measure::{Meter, Rounds};
 use crate::report::{Cell, Report, Target};
 use crate::sequence::{CPU, KEYS, OWNER, Sequence, WALL, key, words};
-use crate::support::{Server, Setup, eventually};
 use crate::{pin, rounds};
+use testkit::{Server, Setup, eventually};
 
 /// How many wait. Below the default of `lockkeeper.max-waiters`.
 const WAITERS: usize = 900;

@@ -10,8 +10,8 @@ use crate::sequence::{
     COMMANDS, CPU, OWNER, Sequence, TTL, WALL, in_all_settings, is_understood, key, load_script,
     words,
 };
-use crate::support::Server;
 use crate::{pin, rounds};
+use testkit::Server;
 
 const OURS: &str = "ACQUIRE + RELEASE";
 const LUA: &str = "SET NX + Lua";

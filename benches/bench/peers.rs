@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::contention::{Entry, Log, Plan, Turn};
 use crate::report::Report;
-use crate::support::Server;
+use testkit::Server;
 
 /// Where the Makefile installs what peers need.
 fn installed(file: &str) -> PathBuf {

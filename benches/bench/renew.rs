@@ -7,7 +7,7 @@ use crate::sequence::{
     COMMANDS, CPU, KEYS, OWNER, Sequence, TTL, WALL, in_all_settings, is_understood, key,
     load_script, words,
 };
-use crate::support::{Server, ask};
+use testkit::{Server, ask};
 
 const OURS: &str = "RENEW";
 const LUA: &str = "Lua";

@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 
 use crate::measure::{Rounds, Series};
 use crate::plot::Plot;
-use crate::support::Server;
 use crate::{pin, quick};
+use testkit::Server;
 
 /// One cell of a table.
 pub enum Cell {

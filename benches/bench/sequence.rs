@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::line::{Line, pack};
 use crate::measure::{Contender, Meter};
-use crate::support::Server;
+use testkit::Server;
 
 /// The operations go over so many keys in turn.
 pub const KEYS: usize = 64;

@@ -7,8 +7,8 @@ use lockkeeper::{Held, Lockkeeper};
 use crate::helper::own_cpu_us;
 use crate::measure::Meter;
 use crate::report::{Cell, Report, Target};
-use crate::support::Server;
 use crate::{pin, quick, rounds};
+use testkit::Server;
 
 /// How many acquires are under way at a time.
 const AT_A_TIME: usize = 500;

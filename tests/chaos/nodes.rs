@@ -3,8 +3,8 @@
 use redis::Connection;
 
 use super::sentinels::free_port;
-use crate::support::cluster::{self, epoch_of, node_id, slot_of};
-use crate::support::{OK, Server, Setup, ask, eventually};
+use testkit::cluster::{self, epoch_of, node_id, slot_of};
+use testkit::{OK, Server, Setup, ask, eventually};
 
 const TIMEOUT_MS: &str = "1000";
 

@@ -11,7 +11,7 @@ use super::history::History;
 use super::nodes::Nodes;
 use super::sentinels::Sentinels;
 use super::worker::{self, Run};
-use crate::support::{OK, Server, Setup, ask, eventually, info};
+use testkit::{OK, Server, Setup, ask, eventually, info};
 
 const NOTHING: Duration = Duration::ZERO;
 

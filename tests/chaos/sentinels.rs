@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::support::{Server, eventually};
+use testkit::{Server, eventually};
 
 pub const MASTER: &str = "library";
 

@@ -8,7 +8,7 @@ use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use lockkeeper::{Builder, Lockkeeper};
 
-use super::exit::{CONFLICT, Exit, USAGE};
+use crate::exit::{CONFLICT, Exit, USAGE};
 
 #[derive(Parser)]
 #[command(

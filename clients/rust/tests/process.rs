@@ -1,14 +1,12 @@
 //! The helper and the process it lives in: threads that block, runtimes that end, stops and forks.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Lockkeeper, Lost, Released};
-use support::client::{calls, hold, ms, open};
-use support::{Server, ask, eventually, fence, text};
+use testkit::client::{calls, hold, ms, open};
+use testkit::{Server, ask, eventually, fence, text};
 
 #[tokio::test]
 async fn code_that_blocks_every_thread_of_its_runtime_loses_nothing() {
@@ -40,7 +38,7 @@ fn a_runtime_that_ends_releases_what_its_tasks_held_and_nothing_else() {
     drop(runtime);
     let mut redis = server.connect();
     eventually("what the task held is free", || {
-        ask!(redis, "EXISTS", "in task") == support::NO
+        ask!(redis, "EXISTS", "in task") == testkit::NO
     });
     let renewals = calls(&server, "lock.renew");
     eventually("the other is renewed", || {
@@ -155,12 +153,12 @@ fn a_process_that_was_stopped_past_its_ttl_knows_at_once() {
     assert!(holder.ask().starts_with("None "));
 
     holder.signal(libc::SIGSTOP);
-    let mut next = support::NULL;
+    let mut next = testkit::NULL;
     eventually("another takes over", || {
         next = ask!(redis, "LOCK.ACQUIRE", "book", "next", 60_000);
-        next != support::NULL
+        next != testkit::NULL
     });
-    let value = support::lock_value(fence(next), "next");
+    let value = testkit::lock_value(fence(next), "next");
     std::thread::sleep(ms(1000));
     let renewals = calls(&server, "lock.renew");
     holder.signal(libc::SIGCONT);
@@ -226,7 +224,7 @@ async fn ten_thousand_locks_are_all_renewed_in_time_over_one_connection() {
 
     drop(held);
     let mut redis = server.connect();
-    eventually("all are released", || ask!(redis, "DBSIZE") == support::NO);
+    eventually("all are released", || ask!(redis, "DBSIZE") == testkit::NO);
 }
 
 fn resident_kb() -> u64 {

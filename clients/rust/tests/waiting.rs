@@ -1,14 +1,12 @@
 //! The helper in the server's queue: every wait ends in time, and nothing is left of one.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Error, Held, Lockkeeper, Lost, Released};
-use support::client::{calls, hold, ms, open, soon};
-use support::proxy::Proxy;
-use support::waiting::may_be_unblocked;
-use support::{NO, OK, Server, YES, ask, eventually, fence, info};
+use testkit::client::{calls, hold, ms, open, soon};
+use testkit::proxy::Proxy;
+use testkit::waiting::may_be_unblocked;
+use testkit::{NO, OK, Server, YES, ask, eventually, fence, info};
 use tokio::task::JoinHandle;
 
 type Acquiring = JoinHandle<Result<Option<Held>, Error>>;
@@ -34,7 +32,7 @@ fn waiters(server: &Server, key: &str) -> i64 {
         .unwrap();
     let mut fields = info.into_map_iter().unwrap();
     let field = fields.find(|(name, _)| *name == redis::Value::BulkString(b"waiters".to_vec()));
-    support::number(Ok(field.unwrap().1))
+    testkit::number(Ok(field.unwrap().1))
 }
 
 fn eventually_waiting(server: &Server, key: &str, count: i64) {
@@ -165,7 +163,7 @@ async fn a_wait_that_is_given_up_leaves_no_waiter() {
     }
     assert_eq!(held.release().await, Ok(Released::Yes));
     eventually("nobody was granted", || {
-        ask!(server.connect(), "EXISTS", "book") == support::NO
+        ask!(server.connect(), "EXISTS", "book") == testkit::NO
     });
 }
 
@@ -181,7 +179,7 @@ async fn a_wait_that_is_dropped_at_any_moment_leaves_nothing() {
     eventually_waiting(&server, "book", 0);
     assert_eq!(held.release().await, Ok(Released::Yes));
     eventually("no key is left", || {
-        ask!(server.connect(), "DBSIZE") == support::NO
+        ask!(server.connect(), "DBSIZE") == testkit::NO
     });
     let names: String = redis::cmd("CLIENT")
         .arg("LIST")

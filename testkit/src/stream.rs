@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use super::{PATIENCE, Server, ask};
+pub use crate::command;
 
 /// One command as it was propagated: its name and arguments.
 #[derive(Clone, PartialEq)]
@@ -21,9 +22,10 @@ impl fmt::Debug for Propagated {
 }
 
 /// `command!("DEL", key)`, to compare with what was propagated.
+#[macro_export]
 macro_rules! command {
     ($($word:expr),+) => {
-        $crate::support::stream::Propagated(redis::Cmd::new()$(.arg($word))+.args_iter()
+        $crate::stream::Propagated(redis::Cmd::new()$(.arg($word))+.args_iter()
             .map(|arg| match arg {
                 redis::Arg::Simple(bytes) => bytes.to_vec(),
                 _ => unreachable!("only bytes are propagated"),
@@ -31,7 +33,6 @@ macro_rules! command {
             .collect())
     };
 }
-pub(crate) use command;
 
 /// A connection that is a replica as far as the master can tell.
 pub struct Stream {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, Connection, ConnectionLike as _, Pipeline, from_redis_value};
+use redis::{Cmd, Connection, Pipeline, from_redis_value};
 
 use super::{Reply, Server, Value, ask, eventually, info, reply};
 

@@ -1,13 +1,11 @@
 //! The helper in bad weather: connections that break, replies that get lost, servers that hang.
 
-mod support;
-
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lockkeeper::{Error, Lockkeeper, Lost, Released, Renewed};
-use support::client::{calls, hold, ms, open, soon};
-use support::proxy::Proxy;
-use support::{OK, Server, Setup, ask, eventually, number};
+use testkit::client::{calls, hold, ms, open, soon};
+use testkit::proxy::Proxy;
+use testkit::{OK, Server, Setup, ask, eventually, number};
 
 fn through(proxy: &Proxy) -> Lockkeeper {
     Lockkeeper::open(proxy.url()).unwrap()
@@ -88,7 +86,7 @@ async fn a_cut_longer_than_the_lease_is_told_before_the_server_lets_go() {
 
     // The watchdog itself has survived.
     eventually("it is free", || {
-        ask!(redis, "EXISTS", "book") == support::NO
+        ask!(redis, "EXISTS", "book") == testkit::NO
     });
     proxy.mend();
     let renewals = calls(&server, "lock.renew");
@@ -144,7 +142,7 @@ async fn a_server_clock_that_steps_an_hour_does_not_fool_the_lease() {
     let held = hold(&lockkeeper, "book", ttl).await;
     server.set_clock_ms(hour);
     assert_eq!(soon(held.lost()).await, Lost::Gone);
-    assert_eq!(ask!(server.connect(), "EXISTS", "book"), support::NO);
+    assert_eq!(ask!(server.connect(), "EXISTS", "book"), testkit::NO);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,7 +154,7 @@ async fn a_lost_reply_is_asked_for_again_and_the_fence_is_the_same() {
     proxy.swallow_replies();
     let acquire = tokio::spawn(lockkeeper.acquire("book").ttl(ms(3000)).into_future());
     eventually("it is granted unheard", || {
-        ask!(server.connect(), "EXISTS", "book") == support::YES
+        ask!(server.connect(), "EXISTS", "book") == testkit::YES
     });
     let granted = lock_of(&server, "book");
     proxy.mend();
@@ -185,7 +183,7 @@ async fn a_connection_that_breaks_before_the_reply_is_replaced() {
     proxy.cut_at_next_reply();
     let acquire = tokio::spawn(lockkeeper.acquire("book").into_future());
     eventually("it is granted unheard", || {
-        ask!(server.connect(), "EXISTS", "book") == support::YES
+        ask!(server.connect(), "EXISTS", "book") == testkit::YES
     });
     let granted = lock_of(&server, "book");
     proxy.mend();
@@ -204,7 +202,7 @@ async fn what_was_granted_to_nobody_is_released() {
     let given_up = tokio::time::timeout(ms(100), asked.into_future()).await;
     assert!(given_up.is_err(), "the caller has lost patience");
     eventually("the release arrives", || calls(&server, "lock.release") > 0);
-    assert_eq!(ask!(server.connect(), "EXISTS", "book"), support::NO);
+    assert_eq!(ask!(server.connect(), "EXISTS", "book"), testkit::NO);
 }
 
 #[tokio::test]
@@ -217,7 +215,7 @@ async fn an_acquire_that_is_dropped_at_any_moment_leaves_nothing() {
         let _ = tokio::time::timeout(Duration::from_micros(micros), asked.into_future()).await;
     }
     eventually("no key is left", || {
-        ask!(server.connect(), "DBSIZE") == support::NO
+        ask!(server.connect(), "DBSIZE") == testkit::NO
     });
     assert!(
         calls(&server, "lock.acquire") > 0,
@@ -233,7 +231,7 @@ async fn a_release_that_is_dropped_at_any_moment_is_carried_out() {
         let held = hold(&lockkeeper, "book", ms(60_000)).await;
         let _ = tokio::time::timeout(Duration::from_micros(micros), held.release()).await;
         eventually("it is free", || {
-            ask!(server.connect(), "EXISTS", "book") == support::NO
+            ask!(server.connect(), "EXISTS", "book") == testkit::NO
         });
     }
 }
@@ -253,7 +251,7 @@ async fn a_release_is_tried_until_it_arrives_and_the_caller_hears_of_trouble_fir
     proxy.mend();
     let mut redis = server.connect();
     eventually("it arrives", || calls(&server, "lock.release") > 0);
-    assert_eq!(ask!(redis, "EXISTS", "book"), support::NO);
+    assert_eq!(ask!(redis, "EXISTS", "book"), testkit::NO);
     assert!(start.elapsed() < ms(5000), "not just lapsed");
 }
 
@@ -320,7 +318,7 @@ async fn the_watchdog_never_renews_what_is_being_released() {
     acquirers.join_all().await;
     releaser.await.unwrap();
 
-    assert_eq!(ask!(server.connect(), "DBSIZE"), support::NO);
+    assert_eq!(ask!(server.connect(), "DBSIZE"), testkit::NO);
     let renewals = calls(&server, "lock.renew");
     tokio::time::sleep(ms(2200)).await;
     assert_eq!(
@@ -367,7 +365,7 @@ async fn a_server_that_restarts_is_waited_for() {
 
 #[tokio::test]
 async fn a_server_without_the_module_refuses_at_once() {
-    let server = support::Setup::new().without_module().start();
+    let server = testkit::Setup::new().without_module().start();
     let asked = open(&server).acquire("book").wait(ms(20_000));
     match asked.await.map(|held| held.is_some()) {
         Err(Error::Refused(text)) => assert!(
@@ -388,7 +386,7 @@ async fn a_module_that_is_unloaded_is_retried_until_the_lease_ends() {
         other => panic!("{other:?}"),
     }
     assert_eq!(held.loss(), None);
-    let module = support::module().display().to_string();
+    let module = testkit::module().display().to_string();
     assert_eq!(ask!(server.connect(), "MODULE", "LOAD", module), OK);
     eventually("it is renewed", || calls(&server, "lock.renew") > 0);
     assert_eq!(held.release().await, Ok(Released::Yes));
@@ -404,7 +402,7 @@ async fn a_refusal_keeps_the_words_of_the_server() {
         other => panic!("{other:?}"),
     };
     ask!(redis, "LPUSH", "list", "x").unwrap();
-    assert_eq!(refused("list").await, support::WRONGTYPE);
+    assert_eq!(refused("list").await, testkit::WRONGTYPE);
     ask!(redis, "CONFIG", "SET", "maxmemory", 1).unwrap();
     assert!(refused("book").await.starts_with("OOM "));
 }

@@ -12,11 +12,11 @@ use lockkeeper::{Held, Lockkeeper, Lost, Released};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::args::{Run, Wait};
-use super::child::Child;
-use super::exit::{CANNOT_EXECUTE, Exit, LOST, NOT_FOUND, SIGNALLED};
-use super::show::rounded;
-use super::signals::{Event, Signals};
+use crate::args::{Run, Wait};
+use crate::child::Child;
+use crate::exit::{CANNOT_EXECUTE, Exit, LOST, NOT_FOUND, SIGNALLED};
+use crate::show::rounded;
+use crate::signals::{Event, Signals};
 
 /// How often a look tells whether the last of a group has gone: nobody tells us of grandchildren.
 const LOOK: Duration = Duration::from_millis(20);

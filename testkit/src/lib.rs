@@ -1,10 +1,7 @@
-//! What every test file shares: a real redis-server with the module that was just built.
+//! What all tests and benchmarks share: a real redis-server with the module that was just built.
 //!
 //! A test starts its own server, talks to it with `ask!`, and drops it. Nothing here sleeps for
 //! a guessed time: whatever takes time is awaited with [`eventually`], which is bounded.
-
-// Every test file is a program of its own and uses its own part of this.
-#![allow(dead_code, unused_imports, unused_macros)]
 
 pub mod client;
 pub mod cluster;
@@ -38,15 +35,15 @@ pub const OK: Reply = Ok(Value::Okay);
 pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 /// `ask!(redis, "LOCK.RENEW", key, owner, 1000)`: sends one command and gives its [`Reply`].
+#[macro_export]
 macro_rules! ask {
     ($redis:expr $(, $arg:expr)+) => {{
         use redis::ConnectionLike as _;
         let mut command = redis::Cmd::new();
         $(command.arg($arg);)+
-        $crate::support::reply($redis.req_command(&command))
+        $crate::reply($redis.req_command(&command))
     }};
 }
-pub(crate) use ask;
 
 pub fn reply(answer: Result<Value, RedisError>) -> Reply {
     let answer = answer.and_then(Value::extract_error);
@@ -133,14 +130,13 @@ pub fn command_line() -> &'static Path {
 
 /// Where `make build` puts things. Builds anew what changed, so that nobody tests a stale module.
 fn release() -> PathBuf {
-    // Where this very test was built, whatever told cargo so.
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    // Both packages as `make build` does: one alone would be built with other features, and again.
+    let target = target();
+    // All packages as `make build` does: one alone would be built with other features, and again.
     let mut build = Command::new(env!("CARGO"));
     build
         .args(["build", "--quiet", "--release", "--target-dir"])
         .arg(target)
-        .current_dir(env!("CARGO_MANIFEST_DIR"));
+        .current_dir(root());
     // What cargo tells a test about its package would make ring's build script run again.
     for (name, _) in std::env::vars() {
         if name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_") {
@@ -154,12 +150,26 @@ fn release() -> PathBuf {
     target.join("release")
 }
 
+/// The folder of the workspace.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Where cargo builds: this very test is in target/PROFILE/deps, whatever told cargo so.
+pub fn target() -> &'static Path {
+    static TARGET: OnceLock<PathBuf> = OnceLock::new();
+    TARGET.get_or_init(|| {
+        let test = std::env::current_exe().unwrap();
+        test.ancestors().nth(3).unwrap().to_owned()
+    })
+}
+
 /// The library that lets a test move a server's clock.
 fn movable_clock() -> &'static Path {
     static CLOCK: OnceLock<PathBuf> = OnceLock::new();
     CLOCK.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/clock.c");
-        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clock.so");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/clock.c");
+        let library = target().join("clock.so");
         // Under another name first: a server of another test may be loading it.
         let new = library.with_extension(std::process::id().to_string());
         let build = Command::new("cc")
@@ -179,8 +189,7 @@ fn movable_clock() -> &'static Path {
 /// Runs the tests' own Python, which has redis-py; its standard output.
 #[track_caller]
 pub fn python(args: &[&str]) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let python = root.join(".venv/bin/python");
+    let python = root().join(".venv/bin/python");
     assert!(
         python.exists(),
         "no {}: run `make .venv/ready`",
@@ -188,7 +197,7 @@ pub fn python(args: &[&str]) -> String {
     );
     let run = Command::new(python)
         .args(args)
-        .current_dir(root.join("tests/python"))
+        .current_dir(root().join("tests/python"))
         .stderr(Stdio::inherit())
         .output()
         .unwrap();
@@ -206,13 +215,20 @@ pub struct Setup {
     clock_ms: Option<i64>,
 }
 
-impl Setup {
-    pub fn new() -> Setup {
+impl Default for Setup {
+    /// A server with the module, and otherwise as it comes.
+    fn default() -> Setup {
         Setup {
             module: vec![module().display().to_string()],
             args: Vec::new(),
             clock_ms: None,
         }
+    }
+}
+
+impl Setup {
+    pub fn new() -> Setup {
+        Setup::default()
     }
 
     pub fn without_module(mut self) -> Setup {

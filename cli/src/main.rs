@@ -1,19 +1,16 @@
 //! The command `lockkeeper`: parse, do, and end with a code that a script can tell apart.
 #![deny(unsafe_code)]
 
-mod cli {
-    pub mod args;
-    pub mod child;
-    pub mod exit;
-    pub mod run;
-    pub mod show;
-    pub mod signals;
-}
+mod args;
+mod child;
+mod exit;
+mod run;
+mod show;
+mod signals;
 
-use cli::args::{self, Command, Plan};
-use cli::exit::Exit;
-use cli::signals::Signals;
-use cli::{run, show};
+use args::{Command, Plan};
+use exit::Exit;
+use signals::Signals;
 
 fn main() -> std::process::ExitCode {
     let done = args::parse().and_then(|plan| {

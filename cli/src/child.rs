@@ -11,7 +11,7 @@ use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpid, getppid};
 
-use super::exit::SIGNALLED;
+use crate::exit::SIGNALLED;
 
 /// With a terminal the command must stay in our process group, or it could not read from it and
 /// Ctrl-C would not reach it. Without one it gets a group of its own, so that a signal reaches a

@@ -1,12 +1,10 @@
 //! The helper, in fair weather: acquire, renew, release, and being told of a loss.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Error, Lockkeeper, Lost, Ran, Released, Renewed, blocking};
-use support::client::{calls, hold, ms, open, soon};
-use support::{OK, Server, ask, eventually, number, text};
+use testkit::client::{calls, hold, ms, open, soon};
+use testkit::{OK, Server, ask, eventually, number, text};
 
 #[tokio::test]
 async fn a_lock_is_acquired_and_released() {
@@ -23,7 +21,7 @@ async fn a_lock_is_acquired_and_released() {
     assert!(held.owner().starts_with("me:") && held.owner().len() == 3 + 36);
     assert_eq!(
         ask!(redis, "GET", "book"),
-        text(support::lock_value(held.fence() as i64, held.owner()))
+        text(testkit::lock_value(held.fence() as i64, held.owner()))
     );
     let ttl = number(ask!(redis, "PTTL", "book"));
     assert!(
@@ -34,7 +32,7 @@ async fn a_lock_is_acquired_and_released() {
     assert_eq!(held.loss(), None);
 
     assert_eq!(held.release().await, Ok(Released::Yes));
-    assert_eq!(ask!(redis, "EXISTS", "book"), support::NO);
+    assert_eq!(ask!(redis, "EXISTS", "book"), testkit::NO);
 }
 
 #[tokio::test]
@@ -59,7 +57,7 @@ async fn the_watchdog_keeps_a_lock_ten_times_its_ttl() {
     let mut redis = server.connect();
     let start = Instant::now();
     while start.elapsed() < ms(10_000) {
-        assert_eq!(ask!(redis, "EXISTS", "book"), support::YES);
+        assert_eq!(ask!(redis, "EXISTS", "book"), testkit::YES);
         assert!(held.remaining() > ms(300), "{held:?}");
         tokio::time::sleep(ms(20)).await;
     }
@@ -77,7 +75,7 @@ async fn a_deleted_lock_is_lost_at_the_next_renewal() {
     let server = Server::start();
     let held = hold(&open(&server), "book", ms(600)).await;
     let start = Instant::now();
-    assert_eq!(ask!(server.connect(), "DEL", "book"), support::YES);
+    assert_eq!(ask!(server.connect(), "DEL", "book"), testkit::YES);
     assert_eq!(soon(held.lost()).await, Lost::Gone);
     assert!(
         start.elapsed() < ms(600),
@@ -89,7 +87,7 @@ async fn a_deleted_lock_is_lost_at_the_next_renewal() {
     assert_eq!(held.release().await, Ok(Released::Lost(Lost::Gone)));
     assert_eq!(
         ask!(server.connect(), "EXISTS", "book"),
-        support::NO,
+        testkit::NO,
         "a loss is final"
     );
 }
@@ -126,7 +124,7 @@ async fn renew_asks_the_server_now() {
     assert_eq!(held.renew().await, Ok(Renewed::Yes));
     assert_eq!(calls(&server, "lock.renew"), 1);
     assert!(held.remaining() > ms(29_000));
-    assert_eq!(ask!(server.connect(), "DEL", "book"), support::YES);
+    assert_eq!(ask!(server.connect(), "DEL", "book"), testkit::YES);
     assert_eq!(held.renew().await, Ok(Renewed::Lost(Lost::Gone)));
     assert_eq!(held.loss(), Some(Lost::Gone));
 }
@@ -167,7 +165,7 @@ async fn a_dropped_handle_releases_in_the_background() {
     drop(lockkeeper.acquire("book").await.unwrap());
     drop(lockkeeper);
     eventually("it is free", || {
-        ask!(server.connect(), "EXISTS", "book") == support::NO
+        ask!(server.connect(), "EXISTS", "book") == testkit::NO
     });
 }
 
@@ -181,7 +179,7 @@ async fn a_task_that_panics_releases() {
     });
     assert!(task.await.unwrap_err().is_panic());
     eventually("it is free", || {
-        ask!(server.connect(), "EXISTS", "book") == support::NO
+        ask!(server.connect(), "EXISTS", "book") == testkit::NO
     });
 }
 
@@ -191,8 +189,8 @@ async fn a_lock_that_is_left_lapses_by_itself() {
     let held = hold(&open(&server), "book", ms(400)).await;
     held.leave();
     let mut redis = server.connect();
-    assert_eq!(ask!(redis, "EXISTS", "book"), support::YES);
-    eventually("it lapses", || ask!(redis, "EXISTS", "book") == support::NO);
+    assert_eq!(ask!(redis, "EXISTS", "book"), testkit::YES);
+    eventually("it lapses", || ask!(redis, "EXISTS", "book") == testkit::NO);
     assert_eq!(calls(&server, "lock.release"), 0);
 }
 
@@ -212,7 +210,7 @@ async fn release_after_keeps_the_lock_so_long_after_the_grant() {
 
     let held = lockkeeper.acquire("quick").await.unwrap().unwrap();
     assert_eq!(held.release_after(Duration::ZERO).await, Ok(Released::Yes));
-    assert_eq!(ask!(redis, "EXISTS", "quick"), support::NO);
+    assert_eq!(ask!(redis, "EXISTS", "quick"), testkit::NO);
 }
 
 #[tokio::test]
@@ -231,7 +229,7 @@ async fn max_hold_ends_a_leaked_handle() {
     );
     std::mem::forget(held);
     eventually("it lapses", || {
-        ask!(server.connect(), "EXISTS", "book") == support::NO
+        ask!(server.connect(), "EXISTS", "book") == testkit::NO
     });
 }
 
@@ -272,7 +270,7 @@ async fn run_holds_the_lock_while_the_body_runs() {
     };
     let ran = lockkeeper.acquire("book").run(body).await;
     assert!(matches!(ran, Ok(Ran::Done(1..))), "{ran:?}");
-    assert_eq!(ask!(server.connect(), "EXISTS", "book"), support::NO);
+    assert_eq!(ask!(server.connect(), "EXISTS", "book"), testkit::NO);
 }
 
 #[tokio::test]

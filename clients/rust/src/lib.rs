@@ -97,8 +97,7 @@
 //!
 //! # Features
 //!
-//! `tls` for `rediss://`, `sentinel`, `cluster`, and `cli`, the default, for the command
-//! `lockkeeper`. An application wants `default-features = false`. What happens is told to
+//! `tls` for `rediss://`, `sentinel` and `cluster`; none by default. What happens is told to
 //! [`tracing`](https://docs.rs/tracing): grants and releases as debug, failed renewals as
 //! warnings, losses as errors.
 //!

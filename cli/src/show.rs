@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockkeeper::{Info, Lockkeeper, Released};
 use serde_json::json;
 
-use super::exit::{CONFLICT, Exit};
+use crate::exit::{CONFLICT, Exit};
 
 pub async fn info(lockkeeper: Lockkeeper, key: &[u8], json: bool) -> Result<Exit, Exit> {
     let info = lockkeeper.info(key).await?;

@@ -1,14 +1,12 @@
 //! `lockkeeper run` and its sisters, with real processes.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
 
-use support::client::{calls, ms};
-use support::{
+use testkit::client::{calls, ms};
+use testkit::{
     OK, PATIENCE, Server, ask, command_line, eventually, fence, lock_value, number, text,
 };
 
@@ -114,7 +112,7 @@ fn is_alive(pid: i32) -> bool {
 }
 
 fn held(server: &Server, key: &str) -> bool {
-    ask!(server.connect(), "EXISTS", key) == support::YES
+    ask!(server.connect(), "EXISTS", key) == testkit::YES
 }
 
 /// Takes the lock by force, as an administrator in a hurry would.
@@ -196,11 +194,11 @@ fn a_busy_lock_is_waited_for_as_long_as_it_is_told() {
 
     let waiting = Process::start(run(&server, "job", "echo ran"));
     eventually("it waits", || {
-        support::info::<u64>(&mut redis, "lockkeeper", "lockkeeper_waiters") == 1
+        testkit::info::<u64>(&mut redis, "lockkeeper", "lockkeeper_waiters") == 1
     });
     assert_eq!(
         ask!(redis, "LOCK.RELEASE", "job", "host:7:abc"),
-        support::YES
+        testkit::YES
     );
     assert_eq!(
         waiting.end(),
@@ -217,7 +215,7 @@ fn a_server_that_is_not_there_or_refuses_is_told_at_once() {
     let mut server = Server::start();
     ask!(server.connect(), "LPUSH", "list", "x").unwrap();
     let done = end_of(run(&server, "list", "echo ran"));
-    let says = format!("lockkeeper: the server refuses: {}\n", support::WRONGTYPE);
+    let says = format!("lockkeeper: the server refuses: {}\n", testkit::WRONGTYPE);
     assert_eq!(
         done,
         Ended {
@@ -359,7 +357,7 @@ fn a_loss_wins_over_the_code_of_the_command() {
     let script = "trap 'exit 0' TERM; while :; do sleep 0.05; done";
     let process = Process::start(run(&server, "--ttl 600ms job", script));
     eventually("it runs", || calls(&server, "lock.renew") > 0);
-    assert_eq!(ask!(server.connect(), "DEL", "job"), support::YES);
+    assert_eq!(ask!(server.connect(), "DEL", "job"), testkit::YES);
     let done = process.end();
     assert_eq!(done.code, 76);
     // The shell of the command may have said something of its own.
@@ -456,7 +454,7 @@ fn who_is_signalled_while_waiting_leaves_the_queue() {
     let mut redis = server.connect();
     fence(ask!(redis, "LOCK.ACQUIRE", "job", "holder", 60_000));
     let process = Process::start(run(&server, "job", "echo ran"));
-    let mut waiters = || support::info::<u64>(&mut redis, "lockkeeper", "lockkeeper_waiters");
+    let mut waiters = || testkit::info::<u64>(&mut redis, "lockkeeper", "lockkeeper_waiters");
     eventually("it waits", || waiters() == 1);
     process.signal(libc::SIGINT);
     let done = process.end();
@@ -607,7 +605,7 @@ fn info_shows_who_holds_it_and_who_waits() {
     let fence = fence(ask!(redis, "LOCK.ACQUIRE", "job", "host:7:abc", 60_000));
     let waiting = Process::start(run(&server, "--label next job", "true"));
     eventually("it waits", || {
-        support::info::<u64>(&mut redis, "lockkeeper", "lockkeeper_waiters") == 1
+        testkit::info::<u64>(&mut redis, "lockkeeper", "lockkeeper_waiters") == 1
     });
     let shown = info("job");
     for line in [
