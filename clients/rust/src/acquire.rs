@@ -12,7 +12,7 @@ use crate::asking::{Request, Wait};
 use crate::blocking;
 use crate::error::Error;
 use crate::held::{Held, Released, received};
-use crate::lease::{Lost, MAX_TTL, MIN_TTL, Terms};
+use crate::lease::{Lost, Terms, checked_ttl};
 use crate::network::Network;
 use crate::place::{Credentials, Place};
 use crate::watchdog::{self, Message};
@@ -322,20 +322,9 @@ impl Acquire {
         })
     }
 
-    fn send(self) -> Result<oneshot::Receiver<Result<Option<Held>, Error>>, Error> {
+    fn send(mut self) -> Result<oneshot::Receiver<Result<Option<Held>, Error>>, Error> {
         check_label(&self.label)?;
-        let ttl = self.terms.ttl;
-        if ttl < MIN_TTL {
-            return Err(Error::Invalid(format!(
-                "the ttl must be at least {MIN_TTL:?}, got {ttl:?}"
-            )));
-        }
-        if ttl > MAX_TTL {
-            let most = MAX_TTL.as_millis();
-            return Err(Error::Invalid(format!(
-                "the ttl must be at most {most} ms, got {ttl:?}"
-            )));
-        }
+        self.terms.ttl = checked_ttl(self.terms.ttl)?;
         let request = Box::new(Request {
             owner: format!("{}:{}", self.label, Uuid::new_v4()),
             key: self.key,

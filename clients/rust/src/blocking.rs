@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::held::{self, Released, Renewed, received};
+use crate::lease::checked_ttl;
 
 /// [`lockkeeper::Held`](crate::Held) for a thread that may block. What needs no answer from the
 /// server is called on it directly: `key`, `owner`, `fence`, `remaining`, `loss`, `lost`.
@@ -32,7 +33,12 @@ pub struct Held(held::Held);
 impl Held {
     /// See [`Held::renew`](crate::Held::renew).
     pub fn renew(&self) -> Result<Renewed, Error> {
-        received(self.0.send_renew().blocking_recv())
+        received(self.0.send_renew(None).blocking_recv())
+    }
+
+    /// See [`Held::extend`](crate::Held::extend).
+    pub fn extend(&self, ttl: Duration) -> Result<Renewed, Error> {
+        received(self.0.send_renew(Some(checked_ttl(ttl)?)).blocking_recv())
     }
 
     /// See [`Held::release`](crate::Held::release).

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::asking::show;
 use crate::clock;
 use crate::error::Error;
-use crate::lease::{Lost, Moment};
+use crate::lease::{Lost, Moment, checked_ttl};
 use crate::watchdog::{LeaseId, Message};
 
 /// A lock that is held, and renewed by the watchdog until it is given up.
@@ -199,15 +199,29 @@ impl Held {
     /// Asks the server now whether we still hold it, and renews. An error is no loss: the watchdog
     /// goes on trying until the lease ends.
     pub async fn renew(&self) -> Result<Renewed, Error> {
-        received(self.send_renew().await)
+        received(self.send_renew(None).await)
     }
 
-    pub(crate) fn send_renew(&self) -> oneshot::Receiver<Result<Renewed, Error>> {
+    /// Makes the lease last for `ttl` from now, this once, for a time in which nobody can renew: the
+    /// machine is about to be suspended, or the network to be changed. The watchdog goes on with
+    /// the ttl that was agreed when that is what remains. A shorter one is renewed when a third of
+    /// it has passed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the ttl cannot be used; nothing was sent then. Any other is no loss.
+    pub async fn extend(&self, ttl: Duration) -> Result<Renewed, Error> {
+        received(self.send_renew(Some(checked_ttl(ttl)?)).await)
+    }
+
+    pub(crate) fn send_renew(
+        &self,
+        ttl: Option<Duration>,
+    ) -> oneshot::Receiver<Result<Renewed, Error>> {
         let (reply, renewed) = oneshot::channel();
         if self.is_forked() {
             let _ = reply.send(Err(Error::Forked));
         } else {
-            let _ = self.watchdog.send(Message::Renew(self.id, reply));
+            let _ = self.watchdog.send(Message::Renew(self.id, ttl, reply));
         }
         renewed
     }

@@ -43,7 +43,8 @@ pub(crate) enum Message {
         mpsc::UnboundedSender<Message>,
         Reply<Option<Held>>,
     ),
-    Renew(LeaseId, Reply<Renewed>),
+    /// For another ttl than agreed, if there is one.
+    Renew(LeaseId, Option<Duration>, Reply<Renewed>),
     /// Give it up, but keep it until so long after the grant.
     Release(LeaseId, Duration, Reply<Released>),
     /// Give it up; nobody wants to hear how it went.
@@ -206,6 +207,10 @@ impl Watchdog {
                     return;
                 }
                 Action::Renew { ttl, give_up_at } => {
+                    // A shorter ttl than what remains counts from now.
+                    if let Some(grip) = &entry.grip {
+                        grip.extend(entry.lease.ends_at());
+                    }
                     let command = wire::renew(&entry.key, &entry.owner, ttl);
                     (command, entry.min_replicas, give_up_at)
                 }
@@ -245,11 +250,14 @@ impl Watchdog {
     fn hear(&mut self, message: Message) {
         match message {
             Message::Acquire(request, sender, reply) => self.acquire(request, sender, reply),
-            Message::Renew(id, reply) => {
+            Message::Renew(id, ttl, reply) => {
                 if let Some(entry) = self.leases.get_mut(&id) {
                     let now = clock::now();
                     entry.renewing.push((now, reply));
-                    entry.lease.renew_now(now);
+                    match ttl {
+                        Some(ttl) => entry.lease.extend(ttl, now),
+                        None => entry.lease.renew_now(now),
+                    }
                     entry.tell_if_lost();
                     self.want_attention(id);
                 }
@@ -437,7 +445,10 @@ impl Entry {
             return;
         }
         if self.lease.is_given_up() {
-            self.released = reply.map(|refused| refused.map_or(Released::Yes, Released::Lost));
+            self.released = reply.map(|refused| match refused {
+                Some(lost) if !self.lease.was_released_unheard() => Released::Lost(lost),
+                _ => Released::Yes,
+            });
             if self.released.is_err() && self.lease.failures() >= RELEASE_FAILURES_TOLD {
                 self.tell_released();
             }
