@@ -1,4 +1,5 @@
-//! Bad weather between a client and its server: a TCP proxy that delays, swallows, cuts and stops.
+//! Faults between a client and its server: a TCP proxy that delays, swallows, cuts, stops and leads
+//! elsewhere.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,8 +11,10 @@ use tokio::sync::watch;
 
 use super::Server;
 
-#[derive(Clone, Default)]
-struct Weather {
+#[derive(Clone)]
+struct Faults {
+    /// Where new connections lead.
+    server: SocketAddr,
     /// Every reply travels that long.
     delay: Duration,
     /// Every request travels that long on connections that are made from now on.
@@ -20,16 +23,21 @@ struct Weather {
     swallow: bool,
     /// The next reply vanishes, and with it the connection.
     cut_at_reply: bool,
-    /// Nothing travels, nothing breaks.
-    stopped: bool,
+    /// On connections with a smaller number nothing travels, and nothing breaks: what is sent is
+    /// held back, and delivered when the fault ends.
+    stopped_before: u64,
     /// All connections break, and new ones are refused as long as it lasts.
     cut: bool,
+    /// So many of the next connections are taken, and lead nowhere.
+    hang: u64,
+    /// How many connections were made so far.
+    connections: u64,
 }
 
 /// Ends with all its connections when it is dropped.
 pub struct Proxy {
     port: u16,
-    weather: watch::Sender<Weather>,
+    faults: watch::Sender<Faults>,
     runtime: Option<Runtime>,
 }
 
@@ -41,15 +49,14 @@ impl Proxy {
             .enable_all()
             .build()
             .unwrap();
-        let (weather, forecast) = watch::channel(Weather::default());
-        let server = SocketAddr::from(([127, 0, 0, 1], server.port()));
+        let faults = watch::Sender::new(Faults::none(address(server), 0));
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         listener.set_nonblocking(true).unwrap();
-        runtime.spawn(listen(listener, server, forecast));
+        runtime.spawn(listen(listener, faults.clone()));
         Proxy {
             port,
-            weather,
+            faults,
             runtime: Some(runtime),
         }
     }
@@ -58,36 +65,79 @@ impl Proxy {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
+    /// How many connections were made so far.
+    pub fn connections(&self) -> u64 {
+        self.faults.borrow().connections
+    }
+
     pub fn delay_replies(&self, delay: Duration) {
-        self.weather.send_modify(|weather| weather.delay = delay);
+        self.faults.send_modify(|faults| faults.delay = delay);
     }
 
     pub fn delay_requests_of_new_connections(&self, delay: Duration) {
-        self.weather
-            .send_modify(|weather| weather.delay_of_new = delay);
+        self.faults
+            .send_modify(|faults| faults.delay_of_new = delay);
     }
 
     pub fn swallow_replies(&self) {
-        self.weather.send_modify(|weather| weather.swallow = true);
+        self.faults.send_modify(|faults| faults.swallow = true);
     }
 
     pub fn cut_at_next_reply(&self) {
-        self.weather
-            .send_modify(|weather| weather.cut_at_reply = true);
+        self.faults.send_modify(|faults| faults.cut_at_reply = true);
     }
 
     pub fn stop(&self) {
-        self.weather.send_modify(|weather| weather.stopped = true);
+        self.faults
+            .send_modify(|faults| faults.stopped_before = u64::MAX);
+    }
+
+    /// Stops the connections that there are; new ones work.
+    pub fn stop_old_connections(&self) {
+        self.faults
+            .send_modify(|faults| faults.stopped_before = faults.connections);
+    }
+
+    /// New connections lead to another server, as behind an address that is moved at a failover;
+    /// those that there are stay as they are.
+    pub fn lead_to(&self, server: &Server) {
+        let address = address(server);
+        self.faults.send_modify(|faults| faults.server = address);
+    }
+
+    pub fn hang_next_connections(&self, count: u64) {
+        self.faults.send_modify(|faults| faults.hang = count);
     }
 
     pub fn cut(&self) {
-        self.weather.send_modify(|weather| weather.cut = true);
+        self.faults.send_modify(|faults| faults.cut = true);
     }
 
-    /// The sun comes out: connections that were not cut go on where they stopped.
+    /// Ends all faults: connections that were not cut go on where they stopped.
     pub fn mend(&self) {
-        self.weather.send_replace(Weather::default());
+        self.faults
+            .send_modify(|faults| *faults = Faults::none(faults.server, faults.connections));
     }
+}
+
+impl Faults {
+    fn none(server: SocketAddr, connections: u64) -> Faults {
+        Faults {
+            server,
+            delay: Duration::ZERO,
+            delay_of_new: Duration::ZERO,
+            swallow: false,
+            cut_at_reply: false,
+            stopped_before: 0,
+            cut: false,
+            hang: 0,
+            connections,
+        }
+    }
+}
+
+fn address(server: &Server) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], server.port()))
 }
 
 impl Drop for Proxy {
@@ -99,50 +149,60 @@ impl Drop for Proxy {
     }
 }
 
-async fn listen(
-    listener: std::net::TcpListener,
-    server: SocketAddr,
-    weather: watch::Receiver<Weather>,
-) {
+async fn listen(listener: std::net::TcpListener, faults: watch::Sender<Faults>) {
     let listener = TcpListener::from_std(listener).unwrap();
+    let mut hanging = Vec::new();
     while let Ok((client, _)) = listener.accept().await {
-        if !weather.borrow().cut {
-            tokio::spawn(connect(client, server, weather.clone()));
+        let number = faults.borrow().connections;
+        let hangs = faults.borrow().hang > 0;
+        faults.send_modify(|faults| {
+            faults.connections += 1;
+            faults.hang = faults.hang.saturating_sub(1);
+        });
+        if hangs {
+            hanging.push(client);
+        } else if !faults.borrow().cut {
+            tokio::spawn(connect(client, number, faults.subscribe()));
         }
     }
 }
 
-async fn connect(client: TcpStream, server: SocketAddr, mut weather: watch::Receiver<Weather>) {
+async fn connect(client: TcpStream, number: u64, mut faults: watch::Receiver<Faults>) {
+    let server = faults.borrow().server;
     let Ok(server) = TcpStream::connect(server).await else {
         return;
     };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (mut requests, mut to_client) = client.into_split();
     let (mut replies, mut to_server) = server.into_split();
-    let (up, down) = (weather.clone(), weather.clone());
-    let delay = weather.borrow().delay_of_new;
+    let (up, down) = (faults.clone(), faults.clone());
+    let delay = faults.borrow().delay_of_new;
     let up = async {
         let mut buffer = vec![0; 64 * 1024];
         while let Ok(length @ 1..) = requests.read(&mut buffer).await {
             tokio::time::sleep(delay).await;
-            if travelling(up.clone()).await.is_none()
+            if travelling(number, up.clone()).await.is_none()
                 || to_server.write_all(&buffer[..length]).await.is_err()
             {
-                break;
+                return;
             }
         }
+        // The client has closed its half, as the server is told when what came before has arrived.
+        let _ = travelling(number, up.clone()).await;
+        let _ = to_server.shutdown().await;
+        std::future::pending().await
     };
     let down = async {
         let mut buffer = vec![0; 64 * 1024];
         while let Ok(length @ 1..) = replies.read(&mut buffer).await {
-            let Some(weather) = travelling(down.clone()).await else {
+            let Some(faults) = travelling(number, down.clone()).await else {
                 break;
             };
-            tokio::time::sleep(weather.delay).await;
-            if weather.cut_at_reply {
+            tokio::time::sleep(faults.delay).await;
+            if faults.cut_at_reply {
                 break;
             }
-            if !weather.swallow && to_client.write_all(&buffer[..length]).await.is_err() {
+            if !faults.swallow && to_client.write_all(&buffer[..length]).await.is_err() {
                 break;
             }
         }
@@ -150,15 +210,15 @@ async fn connect(client: TcpStream, server: SocketAddr, mut weather: watch::Rece
     tokio::select! {
         () = up => {}
         () = down => {}
-        _ = weather.wait_for(|weather| weather.cut) => {}
+        _ = faults.wait_for(|faults| faults.cut) => {}
     }
 }
 
-/// Waits while nothing travels, and tells what the weather is then.
-async fn travelling(mut weather: watch::Receiver<Weather>) -> Option<Weather> {
+/// Waits while nothing travels on this connection, and tells what the faults are then.
+async fn travelling(number: u64, mut faults: watch::Receiver<Faults>) -> Option<Faults> {
     Some(
-        weather
-            .wait_for(|weather| !weather.stopped)
+        faults
+            .wait_for(|faults| number >= faults.stopped_before)
             .await
             .ok()?
             .clone(),

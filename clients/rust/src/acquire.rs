@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tokio::sync::{mpsc, oneshot};
-use uuid::Uuid;
 
 use crate::asking::{Request, Wait};
 use crate::blocking;
@@ -225,7 +224,8 @@ impl std::fmt::Debug for Lockkeeper {
 ///
 /// # Errors
 /// - [`Error::Invalid`] if the ttl or the label cannot be used.
-/// - [`Error::Unreachable`] if nobody answered in time; at once if the server was never reached.
+/// - [`Error::Unreachable`] if nobody answered in time, so that it is not known whether the lock is
+///   busy.
 /// - [`Error::Refused`] if the server does not want to: no permission, out of memory, too many
 ///   waiters, a module that is not loaded.
 /// - [`Error::Forked`] in a fork of the process that opened the lockkeeper.
@@ -254,14 +254,16 @@ impl Acquire {
     }
 
     /// Waits in the server's queue, first come, first served, and returns within `wait` + 100 ms
-    /// whatever the server does. By default there is one try, which ends within 2 s or a third of
-    /// the ttl, whichever is longer.
+    /// whatever the server does. A server that cannot be reached, that is not the master or lets
+    /// nobody wait is asked again while there is time left. By default there is one try, which
+    /// ends within 5 s, and at once if the server was never reached.
     pub fn wait(mut self, wait: Duration) -> Acquire {
         self.wait = Wait::For(wait);
         self
     }
 
-    /// Waits without bound.
+    /// Waits without bound. Only for a server that was reached before: else this would hang for
+    /// ever on a wrong address.
     pub fn wait_forever(mut self) -> Acquire {
         self.wait = Wait::ForEver;
         self
@@ -326,7 +328,6 @@ impl Acquire {
         check_label(&self.label)?;
         self.terms.ttl = checked_ttl(self.terms.ttl)?;
         let request = Box::new(Request {
-            owner: format!("{}:{}", self.label, Uuid::new_v4()),
             key: self.key,
             label: self.label,
             terms: self.terms,

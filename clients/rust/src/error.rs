@@ -21,15 +21,17 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the server may answer otherwise in a moment: it is starting, changing its role or
-    /// moving the key.
+    /// Whether the server may answer otherwise in a moment: it is starting, changing its role,
+    /// moving the key, or about to be upgraded, for which nobody may wait.
     pub(crate) fn is_passing(&self) -> bool {
-        const PASSING: [&str; 7] = [
+        const PASSING: [&str; 9] = [
             "BUSY ",
             "CLUSTERDOWN ",
             "LOADING ",
             "MASTERDOWN ",
             "NOREPLICAS ",
+            "QUEUEFULL ",
+            "READONLY ",
             "TRYAGAIN ",
             "UNBLOCKED ",
         ];

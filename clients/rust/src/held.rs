@@ -228,7 +228,7 @@ impl Held {
 
     /// Releases the lock and tells whether it was held to the end. Renewal stops first.
     ///
-    /// Answers within a third of the ttl: [`Error::Unreachable`] means that nobody answered; the
+    /// Answers within 5 s: [`Error::Unreachable`] means that nobody answered; the
     /// release is tried on in the background, as it is when this future is dropped, until the lock
     /// has ended by itself.
     pub async fn release(self) -> Result<Released, Error> {

@@ -108,7 +108,8 @@
 //! | `lease` | until when a lock may be believed and what to do when: no clock, no I/O |
 //! | `watchdog` | the one loop that owns all leases |
 //! | `asking` | how a lock is asked for, and asked for again |
-//! | `network` | the connections |
+//! | `network` | which connections there are, and which is asked |
+//! | `connection` | one of them, and how it is given up |
 //! | `place` | where the server is: one address, Sentinel, Cluster |
 //! | `wire` | the four commands and their replies |
 //! | `acquire`, `held`, [`blocking`] | what an application sees |
@@ -118,6 +119,7 @@ mod acquire;
 mod asking;
 pub mod blocking;
 mod clock;
+mod connection;
 mod error;
 mod held;
 mod lease;

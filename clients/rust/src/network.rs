@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
-use tokio::sync::watch;
+use redis::{Cmd, RedisError, Value};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::connection::{Connection, Unanswered};
 use crate::error::Error;
 use crate::place::{Node, Place};
 
@@ -18,27 +19,77 @@ use crate::place::{Node, Place};
 /// after 1 s and after 3 s, so two of them may get lost.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A dial may hang while the next one would succeed, so an attempt that has waited for it in vain
+/// starts another one beside it; no more than so many.
+const MOST_DIALS: usize = 4;
+
 /// A server that refuses connections is tried at most a hundred times a second, however many
 /// locks want to be renewed.
 const DIAL_PAUSE: Duration = Duration::from_millis(10);
 
-/// How long a connection is kept on which something unanswered may still be under way. One that waits in
-/// the server's queue is not answered, and gives up its place by being closed.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// Connections on which a WAIT for replicas may block are kept for so long, so that the renewals
+/// of a lock with the usual ttl find one, and so many of them per node.
+const IDLE: Duration = Duration::from_secs(15);
+const MOST_IDLE: usize = 4;
 
 /// MOVED, ASK and once more MOVED is as far as a slot can run away while we ask.
 const MAX_REDIRECTS: usize = 4;
+
+/// What a server says that is not the master, or not yet: where it is, another may be soon.
+const ELSEWHERE: [&str; 4] = ["READONLY", "LOADING", "MASTERDOWN", "UNBLOCKED"];
+
+/// A request that got no answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: Error,
+    /// The connection, which was given up, may still carry the request. Else it was not sent, or
+    /// the server has ended the connection.
+    pub(crate) is_silent: bool,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure {
+            error,
+            is_silent: false,
+        }
+    }
+}
+
+impl From<RedisError> for Failure {
+    fn from(error: RedisError) -> Failure {
+        Failure {
+            // Not the server has ended it then, but our own system.
+            is_silent: error.is_timeout(),
+            error: Error::from(error),
+        }
+    }
+}
+
+/// What became of the connection to a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Health {
+    /// How often it was replaced: another server may be there now.
+    pub(crate) replaced: u64,
+    /// How often it kept silent: so may others to the same node.
+    pub(crate) silent: u64,
+}
+
+/// When it was last asked whether a node answers, and how that ended.
+type Probe = Option<(Instant, Result<(), Error>)>;
 
 pub(crate) struct Network {
     place: Place,
     /// What the shared connections are called on the server, after `lockkeeper:`.
     label: String,
-    /// Whether the server was ever there. One that was is waited for; one that never was is more
-    /// likely a wrong address, which the caller wants to hear at once.
+    /// Whether the server was ever there. One that never was is more likely a wrong address, which
+    /// a caller who does not say how long to wait wants to hear at once.
     reached: AtomicBool,
     shared: Mutex<HashMap<Node, Line>>,
+    health: Mutex<HashMap<Node, Health>>,
+    probes: Mutex<HashMap<Node, Arc<tokio::sync::Mutex<Probe>>>>,
     /// Connections on which a WAIT for replicas may block; see `exchange`.
-    idle: Mutex<Vec<(Node, MultiplexedConnection)>>,
+    idle: Mutex<Vec<(Node, Connection, Instant)>>,
 }
 
 impl Network {
@@ -48,6 +99,8 @@ impl Network {
             label,
             reached: AtomicBool::new(false),
             shared: Mutex::default(),
+            health: Mutex::default(),
+            probes: Mutex::default(),
             idle: Mutex::default(),
         }
     }
@@ -60,19 +113,31 @@ impl Network {
         self.place.node_of(key)
     }
 
-    /// Asks one question about `key`; see [`Network::exchange`].
+    pub(crate) fn health(&self, node: &Node) -> Health {
+        lock(&self.health).get(node).copied().unwrap_or_default()
+    }
+
+    /// What is known about the connection to the node may be true of others no more.
+    pub(crate) fn suspect(&self, node: &Node) {
+        lock(&self.health).entry(node.clone()).or_default().replaced += 1;
+    }
+
+    /// Asks one question about `key`; see [`Network::exchange`]. If nobody listens any more
+    /// before it is answered, `behind` is sent behind it.
     pub(crate) async fn ask(
         self: &Arc<Self>,
         key: &[u8],
         command: Cmd,
+        behind: Option<Cmd>,
         min_replicas: u32,
         within: Duration,
-    ) -> Result<Value, Error> {
+    ) -> Result<Value, Failure> {
         let node = self.node_of(key);
+        let commands = vec![command];
         let mut answers = self
-            .exchange(node, vec![command], min_replicas, within)
+            .exchange(node, commands, behind, min_replicas, within)
             .await;
-        answers.pop().unwrap_or_else(|| Err(no_answer()))
+        answers.pop().unwrap_or_else(|| Err(no_answer().into()))
     }
 
     /// Sends the commands in one pipeline and gives their answers, in order.
@@ -84,22 +149,35 @@ impl Network {
         self: &Arc<Self>,
         node: Node,
         commands: Vec<Cmd>,
+        behind: Option<Cmd>,
         min_replicas: u32,
         within: Duration,
-    ) -> Vec<Result<Value, Error>> {
+    ) -> Vec<Result<Value, Failure>> {
         let until = Instant::now() + within;
-        let mut answers = vec![Err(no_answer()); commands.len()];
+        let mut answers = vec![Err(no_answer().into()); commands.len()];
         let mut todo = HashMap::from([((node, false), (0..commands.len()).collect::<Vec<_>>())]);
         for _ in 0..MAX_REDIRECTS {
+            // Side by side: a node that keeps silent must not hold up what another answers.
+            let mut exchanges = JoinSet::new();
             for ((node, asking), which) in std::mem::take(&mut todo) {
                 let chosen = which.iter().map(|&index| &commands[index]);
                 let pipeline = Pipeline::new(chosen, asking, min_replicas, within / 2);
-                let (values, shortfall) = match self.send(&node, &pipeline, until).await {
+                let (network, behind) = (Arc::clone(self), behind.clone());
+                exchanges.spawn(async move {
+                    let sent = network.send(&node, &pipeline, behind, until).await;
+                    (node, which, sent)
+                });
+            }
+            while let Some(exchanged) = exchanges.join_next().await {
+                let Ok((node, which, sent)) = exchanged else {
+                    continue;
+                };
+                let (values, shortfall) = match sent {
                     Ok(values) => values,
-                    Err(error) => {
+                    Err(failure) => {
                         which
                             .iter()
-                            .for_each(|&index| answers[index] = Err(error.clone()));
+                            .for_each(|&index| answers[index] = Err(failure.clone()));
                         continue;
                     }
                 };
@@ -109,9 +187,9 @@ impl Network {
                             if let Some(to) = self.place.redirect(&node, &error) {
                                 todo.entry((to.node, to.asking)).or_default().push(index);
                             }
-                            Err(self.refusal(&node, &error))
+                            Err(self.refusal(&node, &error).into())
                         }
-                        (Value::Int(1..), Some(shortfall)) => Err(shortfall.clone()),
+                        (Value::Int(1..), Some(shortfall)) => Err(shortfall.clone().into()),
                         (value, _) => Ok(value),
                     };
                 }
@@ -124,39 +202,68 @@ impl Network {
     }
 
     /// Asks one question that may be answered late, on a connection of its own: whoever stops
-    /// listening closes it, and with it gives up the place in the queue. Before that, `farewell` is
-    /// sent behind the question, and given a moment to be answered.
+    /// listening closes it, and with it gives up the place in the queue. What stands in `behind` is
+    /// sent behind the question then; it is set when the question is sent.
     pub(crate) async fn wait(
         &self,
         key: &[u8],
         label: &str,
         command: &Cmd,
         farewell: &Cmd,
-    ) -> Result<Value, Error> {
+        behind: &Mutex<Option<Cmd>>,
+    ) -> Result<Value, Failure> {
         let (mut node, mut asking) = (self.node_of(key), false);
         for _ in 0..MAX_REDIRECTS {
-            let line = self.dial(&node, label).await?;
+            let connection = self.dial(&node, label).await?;
             let pipeline = Pipeline::new([command].into_iter(), asking, 0, Duration::ZERO);
             let mut waiting = Waiting {
-                line,
-                farewell: Some(farewell.clone()),
+                unanswered: Unanswered {
+                    connection,
+                    behind: None,
+                },
+                behind,
             };
-            let answer = pipeline.query(&mut waiting.line).await;
+            *lock(behind) = Some(farewell.clone());
+            let answer = pipeline.query(&mut waiting.unanswered.connection).await;
+            let answer = answer.map_err(Failure::from);
             // Whoever goes on asking in the same name must not be released by an earlier question.
-            waiting.farewell = None;
+            if !matches!(&answer, Err(failure) if failure.is_silent) {
+                *lock(behind) = None;
+            }
             let (mut values, _) = answer?;
             match values.pop() {
                 Some(Value::ServerError(error)) => match self.place.redirect(&node, &error) {
                     Some(to) => (node, asking) = (to.node, to.asking),
-                    None => return Err(self.refusal(&node, &error)),
+                    None => return Err(self.refusal(&node, &error).into()),
                 },
                 Some(value) => return Ok(value),
-                None => return Err(no_answer()),
+                None => return Err(no_answer().into()),
             }
         }
-        Err(Error::Unreachable(
-            "the key moves from node to node".to_owned(),
-        ))
+        Err(Error::Unreachable("the key moves from node to node".to_owned()).into())
+    }
+
+    /// Asks whether whoever serves `key` answers, unless somebody else did so a moment ago: then
+    /// none. Once for all who wait there, however many they are.
+    pub(crate) async fn probe(
+        self: &Arc<Self>,
+        key: &[u8],
+        question: Cmd,
+        every: Duration,
+    ) -> Result<Option<Value>, Error> {
+        let asked = Instant::now();
+        let probe = Arc::clone(lock(&self.probes).entry(self.node_of(key)).or_default());
+        let mut probe = probe.lock().await;
+        match &*probe {
+            // While we stood here, or, if it answered then, not long before.
+            Some((at, answered)) if *at >= asked => return answered.clone().map(|()| None),
+            Some((at, Ok(()))) if at.elapsed() < every / 2 => return Ok(None),
+            _ => {}
+        }
+        let answer = self.ask(key, question, None, 0, every).await;
+        let answer = answer.map_err(|failure| failure.error);
+        *probe = Some((Instant::now(), answer.clone().map(|_| ())));
+        answer.map(Some)
     }
 
     /// One exchange with one node. A connection that failed or kept silent is not used again:
@@ -165,58 +272,103 @@ impl Network {
         self: &Arc<Self>,
         node: &Node,
         pipeline: &Pipeline,
+        behind: Option<Cmd>,
         until: Instant,
-    ) -> Result<Values, Error> {
+    ) -> Result<Values, Failure> {
         if pipeline.min_replicas > 0 {
-            let mut line = match self.take_idle(node) {
-                Some(line) => line,
+            let connection = match self.take_idle(node) {
+                Some(connection) => connection,
                 None => within(until, self.dial(node, &self.label)).await?,
             };
-            let values = within(until, pipeline.query(&mut line)).await?;
-            lock(&self.idle).push((node.clone(), line));
+            let mut unanswered = Unanswered { connection, behind };
+            let values = unanswered.query(pipeline, until).await?;
+            self.keep_idle(node, unanswered.connection.clone());
             return Ok(values);
         }
         let line = self.line(node);
-        // Should the time run out while it still rings, it rings on for the next attempt.
-        let mut connection = within(until, line.connection()).await?;
-        let values = within(until, pipeline.query(&mut connection)).await;
-        if values.is_err() {
-            self.hang_up(node, &line);
+        let connection = match within(until, line.connection()).await {
+            Ok(connection) => connection,
+            Err(failure) => {
+                // It rings on for the next attempt, and another one beside it.
+                if failure.is_silent {
+                    line.again.notify_one();
+                    self.place.failed(node);
+                }
+                return Err(Failure {
+                    is_silent: false,
+                    ..failure
+                });
+            }
+        };
+        let mut unanswered = Unanswered { connection, behind };
+        let values = unanswered.query(pipeline, until).await;
+        if let Err(failure) = &values {
+            self.hang_up(node, &line, failure.is_silent);
         }
         values
     }
 
-    /// What an error reply means. A server that takes no writes is, where there are others, the
-    /// wrong one: the next attempt looks for the right one.
+    /// What an error reply means. A server that takes no writes is the wrong one, where there are
+    /// others or behind an address that leads to another by now: the next attempt looks for it.
     fn refusal(&self, node: &Node, error: &redis::ServerError) -> Error {
         let refused = Error::from(error);
-        if self.place.fails_over() && error.code() == "READONLY" {
+        if ELSEWHERE.contains(&error.code()) {
             lock(&self.shared).remove(node);
-            lock(&self.idle).retain(|(idle, _)| idle != node);
+            lock(&self.idle).retain(|(idle, ..)| idle != node);
+            self.suspect(node);
             self.place.failed(node);
-            return Error::Unreachable(format!("the master has changed: {refused}"));
+            if self.place.fails_over() && error.code() == "READONLY" {
+                return Error::Unreachable(format!("the master has changed: {refused}"));
+            }
         }
         refused
     }
 
-    fn take_idle(&self, node: &Node) -> Option<MultiplexedConnection> {
+    fn take_idle(&self, node: &Node) -> Option<Connection> {
         let mut idle = lock(&self.idle);
-        let index = idle.iter().position(|(of, _)| of == node)?;
-        Some(idle.swap_remove(index).1)
+        idle.retain(|(_, connection, since)| !connection.has_ended() && since.elapsed() < IDLE);
+        let index = idle.iter().rposition(|(of, ..)| of == node)?;
+        Some(idle.remove(index).1)
+    }
+
+    fn keep_idle(self: &Arc<Self>, node: &Node, connection: Connection) {
+        let mut idle = lock(&self.idle);
+        let was_empty = idle.is_empty();
+        idle.push((node.clone(), connection, Instant::now()));
+        if idle.iter().filter(|(of, ..)| of == node).count() > MOST_IDLE
+            && let Some(oldest) = idle.iter().position(|(of, ..)| of == node)
+        {
+            idle.remove(oldest);
+        }
+        if was_empty {
+            let network = Arc::clone(self);
+            tokio::spawn(async move {
+                while !lock(&network.idle).is_empty() {
+                    tokio::time::sleep(IDLE).await;
+                    lock(&network.idle).retain(|(.., since)| since.elapsed() < IDLE);
+                }
+            });
+        }
     }
 
     fn line(self: &Arc<Self>, node: &Node) -> Line {
         let mut shared = lock(&self.shared);
-        if let Some(line) = shared.get(node).filter(|line| line.is_usable()) {
-            return line.clone();
+        if let Some(line) = shared.get(node) {
+            if line.is_usable() {
+                return line.clone();
+            }
+            self.suspect(node);
         }
-        let (dial, line) = watch::channel(Dial::Ringing);
-        let line = Line(line);
+        let (dial, state) = watch::channel(Dial::Ringing);
+        let again = Arc::new(Notify::new());
+        let line = Line {
+            state,
+            again: Arc::clone(&again),
+        };
         shared.insert(node.clone(), line.clone());
         let (network, node) = (Arc::clone(self), node.clone());
         tokio::spawn(async move {
-            let dialled = network.dial_shared(&node).await;
-            dial.send_replace(match dialled {
+            dial.send_replace(match network.dial_until_one_succeeds(&node, &again).await {
                 Ok(connection) => Dial::Connected(connection),
                 Err(error) => Dial::Failed(error, Instant::now()),
             });
@@ -224,24 +376,53 @@ impl Network {
         line
     }
 
-    fn hang_up(&self, node: &Node, line: &Line) {
+    async fn dial_until_one_succeeds(
+        self: &Arc<Self>,
+        node: &Node,
+        again: &Notify,
+    ) -> Result<Connection, Error> {
+        let mut dials = JoinSet::new();
+        let dial = |dials: &mut JoinSet<_>| {
+            let (network, node) = (Arc::clone(self), node.clone());
+            dials.spawn(async move { network.dial_shared(&node).await });
+        };
+        dial(&mut dials);
+        let mut error = no_answer();
+        loop {
+            tokio::select! {
+                dialled = dials.join_next() => match dialled {
+                    Some(Ok(Ok(connection))) => return Ok(connection),
+                    Some(Ok(Err(failed))) => error = failed,
+                    Some(Err(_)) => {}
+                    None => return Err(error),
+                },
+                () = again.notified(), if dials.len() < MOST_DIALS => dial(&mut dials),
+            }
+        }
+    }
+
+    fn hang_up(&self, node: &Node, line: &Line, is_silent: bool) {
         let mut shared = lock(&self.shared);
         if shared
             .get(node)
-            .is_some_and(|current| current.0.same_channel(&line.0))
+            .is_some_and(|current| current.state.same_channel(&line.state))
         {
             shared.remove(node);
+            self.suspect(node);
+            if is_silent {
+                lock(&self.health).entry(node.clone()).or_default().silent += 1;
+            }
             self.place.failed(node);
         }
     }
 
-    async fn dial_shared(&self, node: &Node) -> Result<MultiplexedConnection, Error> {
+    async fn dial_shared(&self, node: &Node) -> Result<Connection, Error> {
         let mut connection = self.dial(node, &self.label).await?;
-        let _ = timeout(DIAL_TIMEOUT, self.place.learn(node, &mut connection)).await;
+        let _ = timeout(DIAL_TIMEOUT, self.place.learn(node, connection.redis())).await;
         Ok(connection)
     }
 
-    async fn dial(&self, node: &Node, label: &str) -> Result<MultiplexedConnection, Error> {
+    async fn dial(&self, node: &Node, label: &str) -> Result<Connection, Error> {
         // Boxed: what Sentinel does inside is too deep for the compiler to lay out in one piece.
         let connected = timeout(DIAL_TIMEOUT, Box::pin(self.connect(node, label))).await;
         let connected = connected.unwrap_or_else(|_| {
@@ -257,16 +438,10 @@ impl Network {
         connected
     }
 
-    async fn connect(&self, node: &Node, label: &str) -> Result<MultiplexedConnection, Error> {
+    async fn connect(&self, node: &Node, label: &str) -> Result<Connection, Error> {
         let client = self.place.client(node).await?;
-        // All our waiting is bounded by who waits, so the library need not bound it again.
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(None);
-        let connected = client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await;
-        let mut line = connected.map_err(|error| match Error::from(error) {
+        let connected = Connection::to(&client).await;
+        let mut connection = connected.map_err(|error| match Error::from(error) {
             Error::Unreachable(why) => {
                 let address = client.get_connection_info().addr();
                 Error::Unreachable(format!("{address}: {why}"))
@@ -278,50 +453,58 @@ impl Network {
         name.arg("SETNAME")
             .arg(connection_name(label))
             .set_no_response(true);
-        line.send_packed_command(&name).await?;
-        Ok(line)
+        connection.send(&name).await?;
+        Ok(connection)
     }
 }
 
-/// A connection on which a question is under way.
-struct Waiting {
-    line: MultiplexedConnection,
-    farewell: Option<Cmd>,
+/// A connection on which somebody waits in the queue.
+struct Waiting<'a> {
+    unanswered: Unanswered,
+    behind: &'a Mutex<Option<Cmd>>,
 }
 
-impl Drop for Waiting {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if let Some(farewell) = self.farewell.take()
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            let mut line = self.line.clone();
-            runtime.spawn(async move {
-                let _ = timeout(FAREWELL, line.send_packed_command(&farewell)).await;
-            });
-        }
+        self.unanswered.behind = lock(self.behind).take();
     }
 }
 
-/// The shared connection to a node, or the attempt to make one.
+impl Unanswered {
+    async fn query(&mut self, pipeline: &Pipeline, until: Instant) -> Result<Values, Failure> {
+        let answer = within(until, pipeline.query(&mut self.connection)).await;
+        if !matches!(&answer, Err(failure) if failure.is_silent) {
+            self.behind = None;
+        }
+        answer
+    }
+}
+
+/// The shared connection to a node, or the attempts to make one.
 #[derive(Clone)]
-struct Line(watch::Receiver<Dial>);
+struct Line {
+    state: watch::Receiver<Dial>,
+    /// Asks for another attempt beside those that are going on.
+    again: Arc<Notify>,
+}
 
 enum Dial {
     Ringing,
-    Connected(MultiplexedConnection),
+    Connected(Connection),
     Failed(Error, Instant),
 }
 
 impl Line {
     fn is_usable(&self) -> bool {
-        match &*self.0.borrow() {
-            Dial::Ringing | Dial::Connected(_) => true,
+        match &*self.state.borrow() {
+            Dial::Ringing => true,
+            Dial::Connected(connection) => !connection.has_ended(),
             Dial::Failed(_, at) => at.elapsed() < DIAL_PAUSE,
         }
     }
 
-    async fn connection(&self) -> Result<MultiplexedConnection, Error> {
-        let mut state = self.0.clone();
+    async fn connection(&self) -> Result<Connection, Error> {
+        let mut state = self.state.clone();
         let state = state.wait_for(|dial| !matches!(dial, Dial::Ringing)).await;
         match state.as_deref() {
             Ok(Dial::Connected(connection)) => Ok(connection.clone()),
@@ -366,10 +549,8 @@ impl Pipeline {
         }
     }
 
-    async fn query(&self, line: &mut MultiplexedConnection) -> Result<Values, RedisError> {
-        let mut values = line
-            .send_packed_commands(&self.commands, 0, self.commands.len())
-            .await?;
+    async fn query(&self, connection: &mut Connection) -> Result<Values, RedisError> {
+        let mut values = connection.send_all(&self.commands).await?;
         let mut shortfall = None;
         if self.min_replicas > 0 {
             let wanted = i64::from(self.min_replicas);
@@ -393,13 +574,16 @@ fn no_answer() -> Error {
     Error::Unreachable("no answer in time".to_owned())
 }
 
-async fn within<T, E: Into<Error>>(
+async fn within<T, E: Into<Failure>>(
     until: Instant,
     future: impl Future<Output = Result<T, E>>,
-) -> Result<T, Error> {
+) -> Result<T, Failure> {
     match timeout_at(until, future).await {
         Ok(result) => result.map_err(Into::into),
-        Err(_) => Err(no_answer()),
+        Err(_) => Err(Failure {
+            error: no_answer(),
+            is_silent: true,
+        }),
     }
 }
 

@@ -19,7 +19,7 @@ use crate::asking::{Asking, Grant, Request, show};
 use crate::clock;
 use crate::error::Error;
 use crate::held::{self, Grip, Held, Released, Renewed};
-use crate::lease::{Action, Answer, Lease, Lost, Moment};
+use crate::lease::{Action, Answer, LONGEST_ATTEMPT, Lease, Lost, Moment};
 use crate::network::Network;
 use crate::place::Node;
 use crate::wire;
@@ -115,8 +115,8 @@ struct Entry {
     grip: Option<Grip>,
     /// Who wants to hear of a renewal, and since when: one that left before tells nothing new.
     renewing: Vec<(Moment, Reply<Renewed>)>,
-    /// Who wants to hear how the release ends.
-    releasing: Option<Reply<Released>>,
+    /// Who wants to hear how the release ends, and until when.
+    releasing: Option<(Moment, Reply<Released>)>,
     /// How the release ended, as far as is known.
     released: Result<Released, Error>,
 }
@@ -126,7 +126,8 @@ enum Report {
     Acquired {
         request: Box<Request>,
         result: Result<Option<Grant>, Error>,
-        in_doubt: bool,
+        /// The owners that may have been granted it, or wait, without our knowing.
+        in_doubt: Vec<String>,
         sender: mpsc::UnboundedSender<Message>,
         reply: Reply<Option<Held>>,
     },
@@ -189,9 +190,18 @@ impl Watchdog {
             return;
         };
         entry.attention_at = None;
+        if entry
+            .releasing
+            .as_ref()
+            .is_some_and(|(until, _)| *until <= now)
+        {
+            entry.tell_released();
+        }
         loop {
             let (command, min_replicas, give_up_at) = match entry.lease.next(now) {
                 Action::Sleep(until) => {
+                    let told = entry.releasing.as_ref().map(|(until, _)| *until);
+                    let until = told.map_or(until, |told| told.min(until));
                     entry.attention_at = Some(until);
                     self.order.insert((until, id));
                     return;
@@ -235,9 +245,12 @@ impl Watchdog {
             let (network, node) = (Arc::clone(&self.network), node.clone());
             self.tasks.spawn(async move {
                 let within = give_up_at.since(clock::now());
-                let replies = network.exchange(node, batch, min_replicas, within).await;
+                let replies = network
+                    .exchange(node, batch, None, min_replicas, within)
+                    .await;
                 let answers = replies
                     .into_iter()
+                    .map(|reply| reply.map_err(|failure| failure.error))
                     .map(|reply| reply.and_then(wire::refused));
                 Report::Answered {
                     sent_at,
@@ -276,7 +289,8 @@ impl Watchdog {
             Message::Ask(key, command, reply) => {
                 let network = Arc::clone(&self.network);
                 self.tasks.spawn(async move {
-                    let _ = reply.send(network.ask(&key, command, 0, ASK_TIMEOUT).await);
+                    let answer = network.ask(&key, command, None, 0, ASK_TIMEOUT).await;
+                    let _ = reply.send(answer.map_err(|failure| failure.error));
                     Report::Asked
                 });
             }
@@ -307,7 +321,10 @@ impl Watchdog {
                 result = asking.answer() => result,
                 () = reply.closed() => Ok(None),
             };
-            let in_doubt = asking.is_in_doubt();
+            let in_doubt = match &result {
+                Ok(Some(_)) => asking.former(),
+                _ => asking.in_doubt(),
+            };
             Report::Acquired {
                 request,
                 result,
@@ -326,7 +343,7 @@ impl Watchdog {
             entry
                 .lease
                 .give_up(entry.granted_at + keep_for, clock::now());
-            entry.releasing = reply;
+            entry.releasing = reply.map(|reply| (clock::now() + LONGEST_ATTEMPT, reply));
             entry.let_go();
             self.want_attention(id);
         }
@@ -342,15 +359,17 @@ impl Watchdog {
                 in_doubt,
                 sender,
                 reply,
-            }) => match result {
-                Ok(Some(grant)) => self.grant(&request, grant, sender, reply),
-                result => {
-                    if in_doubt {
-                        self.clean_up(&request);
-                    }
-                    let _ = reply.send(result.map(|_| None));
+            }) => {
+                for owner in in_doubt {
+                    self.clean_up(&request, owner);
                 }
-            },
+                match result {
+                    Ok(Some(grant)) => self.grant(&request, grant, sender, reply),
+                    result => {
+                        let _ = reply.send(result.map(|_| None));
+                    }
+                }
+            }
             Ok(Report::Answered { sent_at, answers }) => {
                 let now = clock::now();
                 for (id, answer) in answers {
@@ -375,26 +394,22 @@ impl Watchdog {
         let now = clock::now();
         let lease = Lease::granted(request.terms, grant.sent_at, now);
         let (grip, handle) = held::join(lease.ends_at());
-        let mut entry = Entry::new(lease, request, now);
+        let mut entry = Entry::new(lease, request, &grant.owner, now);
         entry.grip = Some(grip);
         let (key, owner) = (Arc::clone(&entry.key), Arc::clone(&entry.owner));
         debug!(key = %show(&key), %owner, fence = grant.fence, "acquired");
         let id = self.insert(entry);
-        // Should the caller be gone, the handle comes back, is dropped here, and releases.
-        let _ = reply.send(Ok(Some(Held::new(
-            id,
-            key,
-            owner,
-            grant.fence,
-            handle,
-            sender,
-        ))));
+        let held = Held::new(id, key, owner, grant.fence, handle, sender);
+        if reply.send(Ok(Some(held))).is_err() {
+            // Nobody is there to take it. At once, so that it does not count as settled meanwhile.
+            self.give_up(id, Duration::ZERO, None);
+        }
     }
 
     /// Releases what may have been granted without our knowing.
-    fn clean_up(&mut self, request: &Request) {
+    fn clean_up(&mut self, request: &Request, owner: String) {
         let now = clock::now();
-        let entry = Entry::new(Lease::in_doubt(request.terms, now), request, now);
+        let entry = Entry::new(Lease::in_doubt(request.terms, now), request, &owner, now);
         self.insert(entry);
     }
 
@@ -418,11 +433,11 @@ impl Watchdog {
 }
 
 impl Entry {
-    fn new(lease: Lease, request: &Request, granted_at: Moment) -> Entry {
+    fn new(lease: Lease, request: &Request, owner: &str, granted_at: Moment) -> Entry {
         Entry {
             lease,
             key: Arc::from(request.key.as_slice()),
-            owner: Arc::from(request.owner.as_str()),
+            owner: Arc::from(owner),
             min_replicas: request.min_replicas,
             granted_at,
             attention_at: None,
@@ -498,7 +513,7 @@ impl Entry {
     }
 
     fn tell_released(&mut self) {
-        if let Some(releasing) = self.releasing.take() {
+        if let Some((_, releasing)) = self.releasing.take() {
             let _ = releasing.send(match self.lease.lost() {
                 Some(lost) if lost != Lost::MaxHold => Ok(Released::Lost(lost)),
                 _ => self.released.clone(),

@@ -146,7 +146,7 @@ async fn a_server_clock_that_steps_an_hour_does_not_fool_the_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_reply_is_asked_for_again_and_the_fence_is_the_same() {
+async fn a_lost_reply_is_asked_for_again_in_another_name() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let lockkeeper = through(&proxy);
@@ -156,10 +156,11 @@ async fn a_lost_reply_is_asked_for_again_and_the_fence_is_the_same() {
     eventually("it is granted unheard", || {
         ask!(server.connect(), "EXISTS", "book") == testkit::YES
     });
-    let granted = lock_of(&server, "book");
+    let (owner, fence) = lock_of(&server, "book");
     proxy.mend();
     let held = soon(acquire).await.unwrap().unwrap().unwrap();
-    assert_eq!((held.owner().to_owned(), held.fence()), granted);
+    assert!(held.owner() != owner && held.fence() > fence, "{held:?}");
+    assert_eq!(lock_of(&server, "book").0, held.owner());
     assert_eq!(calls(&server, "lock.acquire"), 2);
     assert_eq!(held.release().await, Ok(Released::Yes));
 }
@@ -331,25 +332,204 @@ async fn the_watchdog_never_renews_what_is_being_released() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_never_there_is_told_at_once() {
+async fn a_server_that_was_never_there_is_told_at_once_to_who_does_not_wait() {
     let mut server = Server::start();
     let url = server.url();
     server.kill9();
     let lockkeeper = Lockkeeper::open(&url).unwrap();
     let start = Instant::now();
-    let why = unreachable(
-        lockkeeper
-            .acquire("book")
-            .wait(ms(20_000))
-            .await
-            .map(|held| held.is_some()),
-    );
+    let why = unreachable(lockkeeper.acquire("book").await.map(|held| held.is_some()));
     assert!(
         why.contains("127.0.0.1") && why.contains("refused"),
         "{why}"
     );
-    unreachable(lockkeeper.acquire("book").await.map(|held| held.is_some()));
     assert!(start.elapsed() < ms(3000), "{:?}", start.elapsed());
+
+    let waiting = lockkeeper.acquire("book").wait(ms(1000));
+    let why = unreachable(waiting.await.map(|held| held.is_some()));
+    assert!(why.contains("refused"), "{why}");
+    assert!(start.elapsed() >= ms(1000), "it has waited");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_was_not_there_yet_is_waited_for() {
+    let mut server = Server::start();
+    let lockkeeper = open(&server);
+    server.kill9();
+    let waiting = tokio::spawn(lockkeeper.acquire("book").wait(ms(20_000)).into_future());
+    tokio::time::sleep(ms(300)).await;
+    assert!(!waiting.is_finished());
+    server.start_again();
+    assert!(soon(waiting).await.unwrap().unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_try_against_a_silent_server_takes_5_s_whatever_the_ttl() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = through(&proxy);
+    assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
+    proxy.stop();
+    let start = Instant::now();
+    let asked = lockkeeper.acquire("book").ttl(ms(3_600_000));
+    unreachable(asked.await.map(|held| held.is_some()));
+    let took = start.elapsed();
+    assert!(took > ms(4900) && took < ms(6500), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_release_whose_reply_is_lost_was_a_release() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = through(&proxy);
+    for _ in 0..3 {
+        let held = hold(&lockkeeper, "book", ms(6000)).await;
+        let releases = calls(&server, "lock.release");
+        proxy.cut_at_next_reply();
+        let releasing = tokio::spawn(held.release());
+        while calls(&server, "lock.release") == releases {
+            tokio::time::sleep(ms(1)).await;
+        }
+        proxy.mend();
+        assert_eq!(soon(releasing).await.unwrap(), Ok(Released::Yes));
+        assert!(calls(&server, "lock.release") > releases);
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_nobody_answers_is_told_within_5_s() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let held = hold(&through(&proxy), "book", ms(600_000)).await;
+    proxy.stop();
+    let start = Instant::now();
+    unreachable(held.release().await);
+    let took = start.elapsed();
+    assert!(took > ms(4900) && took < ms(6500), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_request_that_arrives_late_brings_no_lock_back() {
+    let server = Server::start();
+    // As long as we follow the connection to its end, and longer.
+    for down_for in [3000, 9000] {
+        let proxy = Proxy::to(&server);
+        let lockkeeper = through(&proxy);
+        assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
+        let (acquires, releases) = (
+            calls(&server, "lock.acquire"),
+            calls(&server, "lock.release"),
+        );
+        let start = Instant::now();
+        proxy.stop_old_connections();
+        let held = hold(&lockkeeper, "book", ms(30_000)).await;
+        assert_eq!(held.release().await, Ok(Released::Yes));
+        tokio::time::sleep(ms(down_for).saturating_sub(start.elapsed())).await;
+        assert_eq!(calls(&server, "lock.acquire"), acquires + 1);
+        let before = calls(&server, "lock.release");
+        assert!(before > releases);
+        proxy.mend();
+        eventually("the first request arrives", || {
+            calls(&server, "lock.acquire") == acquires + 2
+        });
+        eventually("and what was sent behind it", || {
+            calls(&server, "lock.release") > before
+        });
+        assert_eq!(ask!(server.connect(), "EXISTS", "book"), testkit::NO);
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_request_that_arrives_late_leaves_no_lock() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = through(&proxy);
+    assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
+    proxy.stop_old_connections();
+    let asked = lockkeeper.acquire("book").ttl(ms(600_000)).into_future();
+    let given_up = tokio::time::timeout(ms(100), asked).await;
+    assert!(given_up.is_err(), "the caller has lost patience");
+    // What is released over a new connection comes before it.
+    proxy.mend();
+    eventually("it arrives", || calls(&server, "lock.acquire") > 0);
+    eventually("and is released", || {
+        ask!(server.connect(), "EXISTS", "book") == testkit::NO
+    });
+}
+
+#[tokio::test]
+async fn a_dial_that_hangs_costs_no_lock() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let held = hold(&through(&proxy), "book", ms(3000)).await;
+    for hanging in [1, 2] {
+        proxy.hang_next_connections(hanging);
+        let connections = proxy.connections();
+        ask!(server.connect(), "CLIENT", "KILL", "TYPE", "normal").unwrap();
+        eventually("it is renewed over another connection", || {
+            assert_eq!(held.loss(), None);
+            proxy.connections() > connections + hanging && held.remaining() > ms(2500)
+        });
+    }
+    assert_eq!(held.release().await, Ok(Released::Yes));
+}
+
+fn stop_process(server: &Server, signal: i32) {
+    // SAFETY: signals the server of this test, which runs until the test drops it.
+    assert_eq!(unsafe { libc::kill(server.pid() as i32, signal) }, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_one_address_the_new_master_is_found_though_old_connections_stay_open() {
+    for frozen in [false, true] {
+        let old = Server::start();
+        let new = Server::replica_of(&old);
+        let proxy = Proxy::to(&old);
+        let lockkeeper = through(&proxy);
+        let held = hold(&lockkeeper, "book", ms(6000)).await;
+        let mut on_new = new.connect();
+        eventually("the replica has the lock", || {
+            ask!(on_new, "EXISTS", "book") == testkit::YES
+        });
+        if frozen {
+            stop_process(&old, libc::SIGSTOP);
+        }
+        assert_eq!(ask!(on_new, "REPLICAOF", "NO", "ONE"), OK);
+        proxy.lead_to(&new);
+        if !frozen {
+            let follow = ask!(old.connect(), "REPLICAOF", "127.0.0.1", new.port());
+            assert_eq!(follow, OK);
+        }
+        eventually("it is renewed at the new master", || {
+            assert_eq!(held.loss(), None, "frozen: {frozen}");
+            calls(&new, "lock.renew") > 0
+        });
+        assert_eq!(held.renew().await, Ok(Renewed::Yes));
+        let other = hold(&lockkeeper, "other", ms(3000)).await;
+        assert_eq!(ask!(on_new, "EXISTS", "other"), testkit::YES);
+        assert_eq!(other.release().await, Ok(Released::Yes));
+        assert_eq!(held.release().await, Ok(Released::Yes));
+    }
+}
+
+#[tokio::test]
+async fn an_extended_lease_lasts_longer_and_is_renewed_before_it_ends() {
+    let server = Server::start();
+    let held = hold(&open(&server), "book", ms(1000)).await;
+    assert_eq!(held.extend(ms(3000)).await, Ok(Renewed::Yes));
+    assert!(held.remaining() > ms(2500), "{held:?}");
+    let renewals = calls(&server, "lock.renew");
+    let start = Instant::now();
+    while start.elapsed() < ms(1500) {
+        assert_eq!(calls(&server, "lock.renew"), renewals, "or it would be cut");
+        tokio::time::sleep(ms(50)).await;
+    }
+    tokio::time::sleep(ms(2500)).await;
+    assert_eq!(held.loss(), None);
+    assert!(calls(&server, "lock.renew") > renewals);
+    let invalid = held.extend(ms(99)).await;
+    assert!(matches!(invalid, Err(Error::Invalid(_))), "{invalid:?}");
+    assert_eq!(held.release().await, Ok(Released::Yes));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,7 @@
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::Instant;
 
 use lockkeeper::{Error, Held, Lockkeeper, Lost, Released, Renewed};
 use tempfile::TempDir;
@@ -254,6 +254,30 @@ async fn a_lock_survives_a_failover_by_sentinel() {
     assert!(calls(&replica, "lock.renew") > 0);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_hangs_is_replaced_by_sentinel_for_holders_and_waiters() {
+    let master = master();
+    let replica = Server::replica_of(&master);
+    let sentinels = Sentinels::watching(&master);
+    let lockkeeper = Lockkeeper::open(&sentinels.url).unwrap();
+    let held = hold(&lockkeeper, "book", ms(20_000)).await;
+    let waiting = tokio::spawn(lockkeeper.acquire("book").wait(ms(60_000)).into_future());
+    eventually("one waits", || waiters(&master) == Some(1));
+    let mut on_replica = replica.connect();
+    eventually("the replica has the lock", || {
+        ask!(on_replica, "EXISTS", "book") == testkit::YES
+    });
+
+    stop_process(&master, libc::SIGSTOP);
+    eventually("the waiter waits at the replica, now the master", || {
+        waiters(&replica) == Some(1)
+    });
+    assert_eq!(held.loss(), None, "{held:?}");
+    assert_eq!(held.renew().await, Ok(Renewed::Yes), "{held:?}");
+    assert_eq!(held.release().await, Ok(Released::Yes));
+    assert!(soon(waiting).await.unwrap().unwrap().is_some());
+}
+
 /// How many wait at this server; none while it changes its role, when it closes connections.
 fn waiters(server: &Server) -> Option<u64> {
     let url = format!("unix://{}", server.socket().display());
@@ -276,7 +300,7 @@ struct Cluster {
 impl Cluster {
     fn start() -> Cluster {
         let node =
-            |_| Server::with(&["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]);
+            |_| Server::with(&["--cluster-enabled", "yes", "--cluster-node-timeout", "1500"]);
         let nodes: Vec<_> = (0..3).map(node).collect();
         for (index, node) in nodes.iter().enumerate() {
             let mut redis = node.connect();
@@ -298,6 +322,33 @@ impl Cluster {
             });
         }
         cluster
+    }
+
+    /// Adds a replica of a node.
+    fn replica_of(&self, node: usize) -> Server {
+        let replica = Server::with(&["--cluster-enabled", "yes", "--cluster-node-timeout", "1500"]);
+        let mut redis = replica.connect();
+        let port = self.nodes[0].port();
+        assert_eq!(ask!(redis, "CLUSTER", "MEET", "127.0.0.1", port), OK);
+        let id = self.id(node);
+        eventually("it follows the node", || {
+            ask!(redis, "CLUSTER", "REPLICATE", &id) == OK
+        });
+        eventually("it is in sync", || {
+            testkit::info::<String>(&mut redis, "replication", "master_link_status") == "up"
+        });
+        let port = format!(":{}@", replica.port());
+        for node in &self.nodes {
+            eventually("the others know it as a replica", || {
+                let nodes: String = redis::cmd("CLUSTER")
+                    .arg("NODES")
+                    .query(&mut node.connect())
+                    .unwrap();
+                let about = nodes.lines().find(|line| line.contains(&port));
+                about.is_some_and(|line| line.contains(" slave "))
+            });
+        }
+        replica
     }
 
     fn open(&self) -> Lockkeeper {
@@ -399,6 +450,59 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
     assert!(soon(waiting).await.unwrap().unwrap().is_some());
 }
 
+/// A key whose slot is on this node.
+fn key_on(cluster: &Cluster, node: usize) -> String {
+    let mut redis = cluster.nodes[0].connect();
+    let mut keys = (0..).map(|n| format!("book:{n}"));
+    keys.find(|key| {
+        let slot = number(ask!(redis, "CLUSTER", "KEYSLOT", key));
+        [5461, 10923, 16384].iter().position(|end| slot < *end) == Some(node)
+    })
+    .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_in_a_cluster_costs_no_lock_of_5_s() {
+    for hangs in [false, true] {
+        let mut cluster = Cluster::start();
+        let replica = cluster.replica_of(1);
+        let lockkeeper = cluster.open();
+        let key = key_on(&cluster, 1);
+        let held = hold(&lockkeeper, &key, ms(5000)).await;
+        let elsewhere = hold(&lockkeeper, &key_on(&cluster, 2), ms(5000)).await;
+        let waiting = tokio::spawn(lockkeeper.acquire(&*key).wait(ms(60_000)).into_future());
+        eventually("one waits", || waiters(&cluster.nodes[1]) == Some(1));
+        // From here on there are five seconds, less a little.
+        assert_eq!(held.renew().await, Ok(Renewed::Yes));
+        let mut on_replica = replica.connect();
+        ask!(cluster.nodes[1].connect(), "WAIT", 1, 1000).unwrap();
+        let start = Instant::now();
+        if hangs {
+            stop_process(&cluster.nodes[1], libc::SIGSTOP);
+        } else {
+            cluster.nodes[1].kill9();
+        }
+        let mut failover = None;
+        eventually("it is renewed at the replica, now a master", || {
+            let role: String = testkit::info(&mut on_replica, "replication", "role");
+            if role == "master" {
+                failover.get_or_insert_with(|| start.elapsed());
+            }
+            assert_eq!(held.loss(), None, "failed over after {failover:?}");
+            calls(&replica, "lock.renew") > 0
+        });
+        println!(
+            "hangs {hangs}: over after {failover:?}, renewed after {:?}",
+            start.elapsed()
+        );
+        eventually("the waiter waits there", || waiters(&replica) == Some(1));
+        assert_eq!(held.loss(), None);
+        assert_eq!(elsewhere.loss(), None);
+        assert_eq!(held.release().await, Ok(Released::Yes));
+        assert!(soon(waiting).await.unwrap().unwrap().is_some());
+    }
+}
+
 fn stop_process(server: &Server, signal: i32) {
     // SAFETY: signals the server of this test, which runs until the test drops it.
     assert_eq!(unsafe { libc::kill(server.pid() as i32, signal) }, 0);
@@ -456,12 +560,55 @@ async fn a_grant_after_a_wait_is_acknowledged_too() {
     assert!(value.ends_with(held.owner()), "{value}");
 }
 
-#[tokio::test]
-async fn a_replica_alone_refuses_at_once() {
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_alone_refuses() {
     let master = master();
     let replica = Server::replica_of(&master);
-    let asked = open(&replica).acquire("book").wait(Duration::from_secs(20));
-    assert!(refused(asked.await.map(|held| held.is_some())).starts_with("READONLY "));
+    let lockkeeper = open(&replica);
+    assert!(refused(acquire(&lockkeeper, "book").await).starts_with("READONLY "));
+    // It may become the master.
+    let asked = lockkeeper.acquire("book").wait(ms(20_000)).into_future();
+    let asked = tokio::spawn(asked);
+    eventually("it was asked again", || {
+        let errors: String = redis::cmd("INFO")
+            .arg("errorstats")
+            .query(&mut replica.connect())
+            .unwrap();
+        let count = errors.split("errorstat_READONLY:count=").nth(1).unwrap();
+        count.trim().parse::<u64>().unwrap() > 4
+    });
+    assert_eq!(ask!(replica.connect(), "REPLICAOF", "NO", "ONE"), OK);
+    assert!(soon(asked).await.unwrap().unwrap().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_for_replicas_are_few_and_replaced_when_they_ended() {
+    let master = master();
+    let _replica = Server::replica_of(&master);
+    let lockkeeper = open(&master);
+    let safe = |key: String| {
+        let acquire = lockkeeper.acquire(key).ttl(ms(60_000)).min_replicas(1);
+        tokio::spawn(acquire.into_future())
+    };
+    let connections = || {
+        let list: String = redis::cmd("CLIENT")
+            .arg("LIST")
+            .query(&mut master.connect())
+            .unwrap();
+        list.matches(" name=lockkeeper:").count()
+    };
+    for round in 0..2 {
+        let all: Vec<_> = (0..8).map(|n| safe(format!("book:{round}:{n}"))).collect();
+        for acquiring in all {
+            let held = soon(acquiring).await.unwrap();
+            held.unwrap().expect("it is free").leave();
+        }
+        eventually("few are kept", || connections() <= 5);
+        ask!(master.connect(), "CLIENT", "KILL", "TYPE", "normal").unwrap();
+    }
+    let _held = soon(safe("other".to_owned())).await.unwrap().unwrap();
+    assert!(connections() > 0);
+    eventually("none is kept for long", || connections() <= 1);
 }
 
 #[test]

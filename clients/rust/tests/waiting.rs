@@ -328,33 +328,124 @@ async fn who_is_unblocked_by_an_administrator_waits_on() {
     let _next = granted(waiting).await;
 }
 
+fn set_max_waiters(server: &Server, max: u32) {
+    let setting = "lockkeeper.max-waiters";
+    let set = ask!(server.connect(), "CONFIG", "SET", setting, max);
+    assert_eq!(set, OK);
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_queue_is_refused_at_once() {
+async fn a_full_queue_is_waited_out() {
     let server = Server::start();
     let lockkeeper = open(&server);
-    assert_eq!(
-        ask!(
-            server.connect(),
-            "CONFIG",
-            "SET",
-            "lockkeeper.max-waiters",
-            1
-        ),
-        OK
-    );
-    let _held = hold(&lockkeeper, "book", ms(30_000)).await;
+    set_max_waiters(&server, 1);
+    let held = hold(&lockkeeper, "book", ms(30_000)).await;
     let waiting = wait_for(&lockkeeper, "book", ms(30_000), ms(20_000));
     eventually_waiting(&server, "book", 1);
-    match lockkeeper
-        .acquire("book")
-        .wait(ms(20_000))
-        .await
-        .map(|held| held.is_some())
-    {
+    let start = Instant::now();
+    let full = lockkeeper.acquire("book").wait(ms(500)).await;
+    match full.map(|held| held.is_some()) {
         Err(Error::Refused(text)) => assert!(text.starts_with("QUEUEFULL "), "{text}"),
         other => panic!("{other:?}"),
     }
-    waiting.abort();
+    assert!(start.elapsed() >= ms(500));
+
+    // Nobody may wait for a while, as before an upgrade of the module.
+    set_max_waiters(&server, 0);
+    eventually_waiting(&server, "book", 0);
+    let next = wait_for(&lockkeeper, "book", ms(30_000), ms(20_000));
+    tokio::time::sleep(ms(500)).await;
+    set_max_waiters(&server, 1000);
+    eventually_waiting(&server, "book", 2);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+    let turn = async |waiting| granted(waiting).await.release().await;
+    let (first, second) = tokio::join!(turn(waiting), turn(next));
+    assert_eq!((first, second), (Ok(Released::Yes), Ok(Released::Yes)));
+}
+
+fn stop_process(server: &Server, signal: i32) {
+    // SAFETY: signals the server of this test, which runs until the test drops it.
+    assert_eq!(unsafe { libc::kill(server.pid() as i32, signal) }, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_at_a_server_that_hangs_is_not_called_busy() {
+    let server = Server::start();
+    let _held = hold(&open(&server), "book", ms(60_000)).await;
+    let waiting = wait_for(&open(&server), "book", ms(30_000), ms(2000));
+    eventually_waiting(&server, "book", 1);
+    stop_process(&server, libc::SIGSTOP);
+    let answer = soon(waiting).await.unwrap();
+    assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");
+    stop_process(&server, libc::SIGCONT);
+    eventually_waiting(&server, "book", 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_goes_where_the_master_is() {
+    let old = Server::start();
+    let new = Server::replica_of(&old);
+    let proxy = Proxy::to(&old);
+    let mut on_new = new.connect();
+    fence(ask!(
+        old.connect(),
+        "LOCK.ACQUIRE",
+        "book",
+        "holder",
+        600_000
+    ));
+    eventually("the replica has the lock", || {
+        ask!(on_new, "EXISTS", "book") == YES
+    });
+    let lockkeeper = Lockkeeper::open(proxy.url()).unwrap();
+    let waiting = wait_for(&lockkeeper, "book", ms(30_000), ms(29_000));
+    eventually_waiting(&old, "book", 1);
+    stop_process(&old, libc::SIGSTOP);
+    proxy.lead_to(&new);
+    assert_eq!(ask!(on_new, "REPLICAOF", "NO", "ONE"), OK);
+    eventually_waiting(&new, "book", 1);
+    assert_eq!(ask!(on_new, "LOCK.RELEASE", "book", "holder"), YES);
+    let held = granted(waiting).await;
+    assert_eq!(held.release().await, Ok(Released::Yes));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_whose_connection_is_stopped_keeps_its_place() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let held = hold(&open(&server), "book", ms(60_000)).await;
+    let lockkeeper = Lockkeeper::open(proxy.url()).unwrap();
+    let first = wait_for(&lockkeeper, "book", ms(3000), ms(29_000));
+    eventually_waiting(&server, "book", 1);
+    let second = wait_for(&open(&server), "book", ms(30_000), ms(29_000));
+    eventually_waiting(&server, "book", 2);
+    let acquires = calls(&server, "lock.acquire");
+    proxy.stop_old_connections();
+    eventually("it asks again over another connection", || {
+        calls(&server, "lock.acquire") > acquires + 1
+    });
+    eventually_waiting(&server, "book", 2);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+    let first = granted(first).await;
+    assert!(!second.is_finished());
+    assert_eq!(first.release().await, Ok(Released::Yes));
+    assert!(granted(second).await.fence() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_who_wait_at_a_server_ask_once_whether_it_is_there() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let _held = hold(&lockkeeper, "book", ms(60_000)).await;
+    let waiting: Vec<_> = (0..20)
+        .map(|_| wait_for(&lockkeeper, "book", ms(3000), ms(29_000)))
+        .collect();
+    eventually_waiting(&server, "book", 20);
+    let looks = calls(&server, "lock.info");
+    tokio::time::sleep(ms(3000)).await;
+    let looks = calls(&server, "lock.info") - looks;
+    assert!((2..=8).contains(&looks), "{looks} in three seconds");
+    waiting.iter().for_each(JoinHandle::abort);
 }
 
 #[tokio::test(flavor = "multi_thread")]

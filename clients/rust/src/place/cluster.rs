@@ -18,10 +18,9 @@ pub(crate) struct Cluster {
 
 #[derive(Default)]
 struct Map {
+    /// Those that failed are at the end, so that not the same dead node is asked again.
     nodes: Vec<Arc<str>>,
     slots: HashMap<Slot, Arc<str>>,
-    /// Moves on with every failure, so that not the same dead node is asked again.
-    turn: usize,
 }
 
 impl Map {
@@ -54,9 +53,7 @@ impl Cluster {
     pub(super) fn node_of(&self, key: &[u8]) -> Node {
         let map = self.map();
         let known = map.slots.get(&Slot::for_key(key));
-        Node(Some(Arc::clone(
-            known.unwrap_or(&map.nodes[map.turn % map.nodes.len()]),
-        )))
+        Node(Some(Arc::clone(known.unwrap_or(&map.nodes[0]))))
     }
 
     pub(super) fn client(&self, node: &Node) -> Result<Client, RedisError> {
@@ -79,9 +76,9 @@ impl Cluster {
 
     pub(super) fn failed(&self, node: &Node) {
         let mut map = self.map();
-        map.turn = map.turn.wrapping_add(1);
-        map.slots
-            .retain(|_, serving| node.0.as_ref() != Some(serving));
+        let is_it = |other: &Arc<str>| node.0.as_ref() == Some(other);
+        map.slots.retain(|_, serving| !is_it(serving));
+        map.nodes.sort_by_key(is_it);
     }
 
     pub(super) fn redirect(&self, node: &Node, error: &redis::ServerError) -> Option<Redirect> {
