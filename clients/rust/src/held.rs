@@ -175,6 +175,11 @@ impl Held {
     /// silence is told before the server can give the lock to another; a deletion or a takeover
     /// by force is learnt at the next renewal, a third of the ttl later at most.
     ///
+    /// In time means: as soon as the machine lets a thread run. With eight busy threads per
+    /// processor every sleeping thread, ours too, was woken up to 11 ms late, while the margin is
+    /// 1 % of the ttl and 2 ms. [`remaining`](Held::remaining) and [`loss`](Held::loss) look at the
+    /// clock and are right even then: ask one of them right before what must not go wrong.
+    ///
     /// Borrows nothing, needs no particular runtime, and may be dropped and asked for again. Once
     /// the lock is released or left it does not resolve any more.
     pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {

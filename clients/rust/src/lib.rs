@@ -79,8 +79,9 @@
 //!
 //! - **You know when you no longer hold it.** [`Held::remaining`] is computed from a clock that
 //!   runs through suspend, counted from before the last acknowledged request was sent;
-//!   [`Held::lost`] resolves before the server can give the lock to another. A holder that is
-//!   deleted or robbed learns it at its next renewal.
+//!   [`Held::lost`] resolves before the server can give the lock to another, unless the machine is
+//!   so busy that it wakes threads late, when `remaining` is still right. A holder that is deleted or
+//!   robbed learns it at its next renewal.
 //! - **Nothing of yours stops a renewal.** The watchdog is a thread of its own: user code that
 //!   blocks its runtime, waits for another lock, or ends its runtime does not matter to it.
 //! - **Nothing is left behind.** A handle that is dropped, a task that panics, an acquire that is
@@ -94,6 +95,10 @@
 //! twice, unless [`Acquire::min_replicas`] is used and the replica that takes over is one of those
 //! that acknowledged. A virtual machine that is frozen and continued does not know that it was:
 //! use the [fence](Held::fence).
+//!
+//! A request that may still be on its way when its connection is given up is followed by a
+//! `LOCK.RELEASE` on that connection, so that it leaves no lock. A proxy that delivers the one and
+//! not the other, or the two in another order, breaks that: then the lock ends by its ttl.
 //!
 //! # Features
 //!
