@@ -430,7 +430,12 @@ async fn look(
     owner: &str,
     for_all: Option<Duration>,
 ) -> Result<Option<Found>, Error> {
-    let question = wire::info(&request.key);
+    // A renewal of what is not held yet changes nothing, and is what a user may do who may not look.
+    let looks = network.may_look();
+    let question = match looks {
+        true => wire::info(&request.key),
+        false => wire::renew(&request.key, owner, request.terms.ttl),
+    };
     let answer = match for_all {
         Some(every) => network.probe(&request.key, question, every).await,
         None => {
@@ -440,9 +445,17 @@ async fn look(
     };
     let info = match answer {
         Ok(None) => return Ok(None),
+        Ok(Some(value)) if !looks => {
+            return Ok(Some(match wire::refused(value)? {
+                None => Found::Granted,
+                Some(_) => Found::Unknown,
+            }));
+        }
         Ok(Some(value)) => Info::read(value)?,
-        // It may be forbidden.
-        Err(error) if !error.is_passing() => return Ok(Some(Found::Unknown)),
+        Err(error) if !error.is_passing() => {
+            network.note_that_looking_is_refused();
+            return Ok(Some(Found::Unknown));
+        }
         Err(error) => return Err(error),
     };
     let Some(info) = info else {

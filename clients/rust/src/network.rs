@@ -85,6 +85,8 @@ pub(crate) struct Network {
     /// Whether the server was ever there. One that never was is more likely a wrong address, which
     /// a caller who does not say how long to wait wants to hear at once.
     reached: AtomicBool,
+    /// Whether LOCK.INFO was refused, so that nobody asks it again and again.
+    may_not_look: AtomicBool,
     shared: Mutex<HashMap<Node, Line>>,
     health: Mutex<HashMap<Node, Health>>,
     probes: Mutex<HashMap<Node, Arc<tokio::sync::Mutex<Probe>>>>,
@@ -98,6 +100,7 @@ impl Network {
             place,
             label,
             reached: AtomicBool::new(false),
+            may_not_look: AtomicBool::new(false),
             shared: Mutex::default(),
             health: Mutex::default(),
             probes: Mutex::default(),
@@ -107,6 +110,14 @@ impl Network {
 
     pub(crate) fn was_reached(&self) -> bool {
         self.reached.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn may_look(&self) -> bool {
+        !self.may_not_look.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_that_looking_is_refused(&self) {
+        self.may_not_look.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn node_of(&self, key: &[u8]) -> Node {

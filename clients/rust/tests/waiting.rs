@@ -433,6 +433,30 @@ async fn a_wait_whose_connection_is_stopped_keeps_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_look_at_the_queue_waits_all_the_same() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let user = ["ACL", "SETUSER", "clerk", "on", ">secret", "~*"];
+    let rules = ["+lock.acquire", "+lock.renew", "+lock.release"];
+    assert_eq!(ask!(redis, &user, &rules), OK);
+    let held = hold(&open(&server), "book", ms(60_000)).await;
+    let url = format!("redis://clerk:secret@127.0.0.1:{}/", server.port());
+    let lockkeeper = Lockkeeper::open(url).unwrap();
+    let waiting = wait_for(&lockkeeper, "book", ms(3000), ms(20_000));
+    eventually("it has asked in another way", || {
+        calls(&server, "lock.renew") > 1
+    });
+    let stats: String = redis::cmd("INFO")
+        .arg("commandstats")
+        .query(&mut redis)
+        .unwrap();
+    let looked = stats.lines().find(|line| line.contains("lock.info"));
+    assert!(looked.unwrap().contains("rejected_calls=1,"), "{looked:?}");
+    assert_eq!(held.release().await, Ok(Released::Yes));
+    assert_eq!(granted(waiting).await.release().await, Ok(Released::Yes));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn all_who_wait_at_a_server_ask_once_whether_it_is_there() {
     let server = Server::start();
     let lockkeeper = open(&server);
