@@ -6,21 +6,10 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::thread;
 use std::time::Instant;
 
+use fastrand::Rng;
 use redis::{Connection, ConnectionLike as _};
 use testkit::waiting::*;
 use testkit::*;
-
-/// Numbers that look random and are the same in every run (xorshift).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
 
 const CLIENTS: u64 = 20;
 const KEYS: u64 = 6;
@@ -48,20 +37,20 @@ impl Everybody<'_> {
 }
 
 /// One client does one thing to the locks of all.
-fn operate(redis: &mut Connection, dice: &mut Dice, round: u64, everybody: &Everybody) -> Reply {
-    let somebody = everybody.ids[dice.below(CLIENTS) as usize].load(Relaxed);
-    let key = format!("k{}", dice.below(KEYS));
-    let other = format!("k{}", dice.below(KEYS));
-    let owner = format!("{}", dice.below(CLIENTS));
-    let short = 1 + dice.below(20);
-    let ttl = match dice.below(3) {
-        0 => SHORTEST_LASTING_TTL as u64 + dice.below(1_000_000),
+fn operate(redis: &mut Connection, random: &mut Rng, round: u64, everybody: &Everybody) -> Reply {
+    let somebody = everybody.ids[random.u64(..CLIENTS) as usize].load(Relaxed);
+    let key = format!("k{}", random.u64(..KEYS));
+    let other = format!("k{}", random.u64(..KEYS));
+    let owner = format!("{}", random.u64(..CLIENTS));
+    let short = 1 + random.u64(..20);
+    let ttl = match random.u64(..3) {
+        0 => SHORTEST_LASTING_TTL as u64 + random.u64(..1_000_000),
         _ => short,
     };
-    match dice.below(39) {
+    match random.u64(..39) {
         0..=11 => {
             let reply = ask!(redis, "LOCK.ACQUIRE", &key, &owner, ttl, "WAIT", short);
-            match dice.below(2) {
+            match random.u64(..2) {
                 0 if matches!(reply, Ok(Value::Int(_))) => ask!(redis, "LOCK.RELEASE", key, owner),
                 _ => reply,
             }
@@ -74,14 +63,14 @@ fn operate(redis: &mut Connection, dice: &mut Dice, round: u64, everybody: &Ever
         22 => ask!(redis, "UNLINK", key),
         23 => ask!(redis, "GETDEL", key),
         24 => ask!(redis, "RENAME", key, other),
-        25 => ask!(redis, "MOVE", key, dice.below(DBS)),
+        25 => ask!(redis, "MOVE", key, random.u64(..DBS)),
         26 => ask!(redis, "COPY", key, other, "REPLACE"),
         27 => ask!(redis, "RESTORE", key, ttl, &everybody.dump, "REPLACE"),
         28 => ask!(redis, "PEXPIRE", key, ttl),
         29 => ask!(redis, "PERSIST", key),
         30 => ask!(redis, "SET", key, owner, "NX", "PX", ttl),
         31 => ask!(redis, "SWAPDB", 0, 1),
-        32 => ask!(redis, "SELECT", dice.below(DBS)),
+        32 => ask!(redis, "SELECT", random.u64(..DBS)),
         33 => ask!(redis, "LOCK.ACQUIRE", key, owner, ttl, "WAIT", 0),
         34 => redis::pipe()
             .atomic()
@@ -98,7 +87,7 @@ fn operate(redis: &mut Connection, dice: &mut Dice, round: u64, everybody: &Ever
         36 => ask!(redis, "CLIENT", "KILL", "ID", somebody),
         37 => ask!(redis, "PEXPIREAT", key, 1),
         // Seldom, as they leave little to compare.
-        _ => match dice.below(20) {
+        _ => match random.u64(..20) {
             0 => ask!(redis, "FLUSHALL", "ASYNC"),
             1 => ask!(redis, "FLUSHDB"),
             2 => pipeline("CONFIG SET maxmemory 1; CONFIG SET maxmemory 0")
@@ -178,11 +167,11 @@ fn replica_and_append_only_file_equal_the_master_whatever_happened() {
             for client in 0..CLIENTS {
                 let everybody = &everybody;
                 threads.spawn(move || {
-                    let mut dice = Dice(1 + client + CLIENTS * round);
+                    let mut random = Rng::with_seed(client + CLIENTS * round);
                     let mut redis = everybody.connect(client);
                     for _ in 0..1_000 / CLIENTS {
                         // An error is as good as an answer here; who was killed comes again.
-                        let answer = operate(&mut redis, &mut dice, round, everybody);
+                        let answer = operate(&mut redis, &mut random, round, everybody);
                         if answer.is_err() && !redis.is_open() {
                             redis = everybody.connect(client);
                         }

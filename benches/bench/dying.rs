@@ -5,10 +5,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::handover::us;
-use crate::line::{Line, pack};
 use crate::measure::{Contender, Figures, Meter, Rounds};
 use crate::report::{Report, Target};
 use crate::{pin, rounds};
+use testkit::connection::{RawConnection, pack};
 use testkit::{Server, eventually};
 
 /// First argument of this program when it is to be the crowd.
@@ -44,7 +44,7 @@ impl Waiting {
 
 /// Takes all keys, so that a crowd has something to wait for.
 pub fn occupy(server: &Server, keys: usize) {
-    let mut line = Line::to(server);
+    let mut line = RawConnection::to(server);
     for number in 0..keys {
         let key = format!("crowded:{number}");
         line.ask(&pack(&["LOCK.ACQUIRE", &key, "holder", "3600000"]));
@@ -94,7 +94,7 @@ fn die(waiting: Waiting, keys: usize) -> Figures {
     eventually("all wait", || {
         meter.number("clients", "blocked_clients") == CROWD as f64
     });
-    let (mut line, ping) = (Line::to(&server), pack(&["PING"]));
+    let (mut line, ping) = (RawConnection::to(&server), pack(&["PING"]));
     line.ask(&ping);
     let cpu = meter.cpu_us();
     crowd.kill().unwrap();
@@ -147,9 +147,9 @@ pub fn crowd(args: &[String]) {
         _ => Waiting::InBlpop,
     };
     let (port, keys) = (port.parse().unwrap(), keys.parse().unwrap());
-    let lines: Vec<Line> = (0..CROWD)
+    let lines: Vec<RawConnection> = (0..CROWD)
         .map(|number| {
-            let mut line = Line::to_port(port);
+            let mut line = RawConnection::to_port(port);
             line.send(&waiting.command(number, keys));
             line
         })

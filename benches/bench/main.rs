@@ -19,7 +19,6 @@ mod dying;
 mod expiry;
 mod handover;
 mod helper;
-mod line;
 mod measure;
 mod memory;
 mod others;
@@ -30,7 +29,6 @@ mod plot;
 mod renew;
 mod report;
 mod sequence;
-
 mod watchdog;
 
 use report::Report;

@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod cluster;
+pub mod connection;
 pub mod proxy;
 pub mod stream;
 pub mod waiting;
@@ -148,6 +149,18 @@ fn release() -> PathBuf {
         "the release does not build"
     );
     target.join("release")
+}
+
+/// What the environment says of a run: a seed that repeats it, or how long it is to be.
+#[track_caller]
+pub fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
+    match std::env::var(name) {
+        Ok(value) => match value.parse() {
+            Ok(value) => value,
+            Err(_) => panic!("{name} cannot be '{value}'"),
+        },
+        Err(_) => default,
+    }
 }
 
 /// The folder of the workspace.
