@@ -973,30 +973,29 @@ impl Ctx {
             return Err(Refusal::NotNow);
         }
         let kind = api!(RedisModule_CallReplyType(reply)) as isize;
-        let text = self.reply_text(reply);
+        let text = self.reply_text(reply).unwrap_or_default();
         api!(RedisModule_FreeCallReply(reply));
         match kind {
-            raw::REDISMODULE_REPLY_ERROR if text.to_ascii_lowercase().contains("cluster") => {
-                Err(Refusal::NotHere)
-            }
+            raw::REDISMODULE_REPLY_ERROR if contains(&text, "cluster") => Err(Refusal::NotHere),
             raw::REDISMODULE_REPLY_ERROR => Err(Refusal::NotNow),
             _ => Ok(()),
         }
     }
 
-    fn reply_text(&self, reply: *mut raw::RedisModuleCallReply) -> String {
+    /// The bytes of a string or an error; none in any other reply.
+    fn reply_text(&self, reply: *mut raw::RedisModuleCallReply) -> Option<Vec<u8>> {
         let mut len = 0;
         let start = api!(RedisModule_CallReplyStringPtr(reply, &raw mut len));
         if start.is_null() {
-            return String::new();
+            return None;
         }
         // SAFETY: the API gave start and length of the text, valid until the reply is freed.
         let bytes = unsafe { slice::from_raw_parts(start.cast::<u8>(), len) };
-        String::from_utf8_lossy(bytes).into_owned()
+        Some(bytes.to_vec())
     }
 
     /// Whether the server knows a command by this name. It is asked without arguments, which no command
-    /// takes that has a key.
+    /// takes that has a key. No answer is a no.
     pub fn knows(&self, command: &CStr) -> bool {
         let reply = api!(RedisModule_Call(self.raw, command.as_ptr(), c"E".as_ptr()));
         if reply.is_null() {
@@ -1004,11 +1003,11 @@ impl Ctx {
         }
         let text = self.reply_text(reply);
         api!(RedisModule_FreeCallReply(reply));
-        !text.contains("unknown command")
+        text.is_some_and(|text| !contains(&text, "unknown command"))
     }
 
-    /// The rules of all users, as ACL LIST tells them.
-    pub fn acl_rules(&self) -> Vec<String> {
+    /// The rules of all users, as ACL LIST tells them; none if the server does not tell.
+    pub fn acl_rules(&self) -> Option<Vec<String>> {
         let reply = api!(RedisModule_Call(
             self.raw,
             c"ACL".as_ptr(),
@@ -1016,14 +1015,29 @@ impl Ctx {
             c"LIST".as_ptr(),
         ));
         if reply.is_null() {
-            return vec![];
+            return None;
         }
-        let rules = (0..api!(RedisModule_CallReplyLength(reply)))
-            .map(|place| self.reply_text(api!(RedisModule_CallReplyArrayElement(reply, place))))
-            .collect();
+        let is_list =
+            api!(RedisModule_CallReplyType(reply)) as isize == raw::REDISMODULE_REPLY_ARRAY;
+        let rule = |index| {
+            let rule = self.reply_text(api!(RedisModule_CallReplyArrayElement(reply, index)))?;
+            Some(String::from_utf8_lossy(&rule).into_owned())
+        };
+        let rules = match is_list {
+            true => (0..api!(RedisModule_CallReplyLength(reply)))
+                .map(rule)
+                .collect(),
+            false => None,
+        };
         api!(RedisModule_FreeCallReply(reply));
         rules
     }
+}
+
+/// Whether these lower-case words occur in what the server said.
+fn contains(text: &[u8], words: &str) -> bool {
+    let text = String::from_utf8_lossy(text);
+    text.to_ascii_lowercase().contains(words)
 }
 
 /// Where INFO is written.
