@@ -79,8 +79,8 @@ impl<'a> Owner<'a> {
         self.0
     }
 
-    /// Whether a value of this many bytes can belong to this owner. Reading a string unshares it, and
-    /// a command that is refused must not even change the encoding: look at the length before.
+    /// Whether a value of this many bytes can belong to this owner. Reading a string unshares it, which
+    /// changes its encoding, and a command that is refused should change nothing: look at the length before.
     pub fn may_hold(self, value_len: usize) -> bool {
         value_len == self.0.len() || value_len == PREFIX + self.0.len()
     }
