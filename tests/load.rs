@@ -245,3 +245,31 @@ fn a_server_where_a_command_we_replicate_by_has_another_name_is_refused_with_a_s
     let server = Server::with(&["--rename-command", "FLUSHALL", ""]);
     fence(ask!(server.connect(), "LOCK.ACQUIRE", "k", "alice", TTL));
 }
+
+/// With a rule that names our commands Redis 7.2 to 8.2 and Valkey 8 end with a failed assertion.
+#[test]
+fn unloading_is_refused_with_a_sentence_where_the_server_does_not_tell_its_acl_rules() {
+    let mut server = Setup::new()
+        .args(&["--rename-command", "ACL", "hidden"])
+        .start();
+    let mut redis = server.connect();
+    fence(ask!(redis, "LOCK.ACQUIRE", "k", "alice", TTL));
+    // Valkey 9.1 looks itself for rules that name our commands, and refuses in its own words.
+    for (rules, ours) in [
+        (&[][..], true),
+        (&["+lock.acquire"], false),
+        (&["-@all"], false),
+    ] {
+        assert_eq!(ask!(redis, "hidden", "SETUSER", "limited", rules), OK);
+        let before = server.log().len();
+
+        let refused = error(ask!(redis, "MODULE", "UNLOAD", "lockkeeper"));
+
+        assert!(refused.starts_with("ERR "), "{refused}");
+        let log = server.log().split_off(before);
+        assert!(log.contains("ACL"), "{log}");
+        assert!(!ours || said(&log).contains("rename-command"), "{log}");
+        assert!(server.is_running());
+        assert_eq!(ask!(redis, "LOCK.RENEW", "k", "alice", TTL), YES);
+    }
+}

@@ -128,17 +128,11 @@ impl Ctx {
     /// Opens a key to read and write it. Not a hit or miss, no new idle time: a command that is
     /// refused leaves no trace. An expired key is removed on the way.
     pub fn open(&self, name: Text) -> Key<'_> {
-        self.open_with(name, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
-    }
-
-    /// Opens a key to read it.
-    pub fn open_to_read(&self, name: Text) -> Key<'_> {
-        self.open_with(name, raw::REDISMODULE_READ)
+        self.open_with(name, TO_WRITE | raw::REDISMODULE_OPEN_KEY_NOTOUCH)
     }
 
     fn open_with(&self, name: Text, mode: u32) -> Key<'_> {
-        let mode = (mode | raw::REDISMODULE_OPEN_KEY_NOTOUCH).cast_signed();
-        let raw = api!(RedisModule_OpenKey(self.raw, name.raw, mode));
+        let raw = api!(RedisModule_OpenKey(self.raw, name.raw, mode.cast_signed()));
         let kind = match api!(RedisModule_KeyType(raw)) as isize {
             raw::REDISMODULE_KEYTYPE_EMPTY => Kind::Empty,
             raw::REDISMODULE_KEYTYPE_STRING => Kind::String,
@@ -149,6 +143,25 @@ impl Ctx {
             kind,
             ctx: self,
         }
+    }
+
+    /// Reads a string as GET does: a hit or a miss in the statistics, and a use of the key. None if there
+    /// is none, or the server gives no reply because GET has another name.
+    fn call_get(&self, name: Text) -> Option<Vec<u8>> {
+        let reply = api!(RedisModule_Call(
+            self.raw,
+            c"GET".as_ptr(),
+            c"s".as_ptr(),
+            name.raw
+        ));
+        if reply.is_null() {
+            return None;
+        }
+        let is_string =
+            api!(RedisModule_CallReplyType(reply)) as isize == raw::REDISMODULE_REPLY_STRING;
+        let value = is_string.then(|| self.reply_text(reply)).flatten();
+        api!(RedisModule_FreeCallReply(reply));
+        value
     }
 
     /// Tells all who watch, cache or listen to the key that it was given a value and an end, and
@@ -317,6 +330,12 @@ impl<'c> Args<'c> {
     }
 }
 
+/// Mode of a key that is opened to read and write it. Not a hit or miss in the statistics, unlike reading.
+const TO_WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
+
+/// Longest string that Redis 7.0 packs into one piece with its header (`embstr`), in bytes.
+const PACKED_BEFORE_7_2: usize = 44;
+
 /// What is at a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -343,17 +362,77 @@ impl Key<'_> {
         api!(RedisModule_ValueLength(self.raw))
     }
 
-    /// The value of a string; none for anything else.
+    /// The value of a string; none for anything else. Changes its encoding to `raw`: the API hands out
+    /// the bytes of a number or of a short string only after it has unpacked them. See [`Key::peek`].
     pub fn value(&self) -> Option<&[u8]> {
         if self.kind != Kind::String {
             return None;
         }
+        // To Redis 7.0 an unpacked value is a new one, used just now. Longer ones are never packed there.
+        let idle_ms =
+            match self.len() <= PACKED_BEFORE_7_2 && self.ctx.server_version() < 0x07_02_00 {
+                true => self.idle_ms(),
+                false => None,
+            };
         let mut len = 0;
         let mode = raw::REDISMODULE_READ.cast_signed();
         let start = api!(RedisModule_StringDMA(self.raw, &raw mut len, mode));
+        if let Some(idle_ms) = idle_ms {
+            self.set_idle_ms(idle_ms);
+        }
         // SAFETY: for a string the API gives start and length of its bytes, valid until the key is
         // written or closed; both need the key exclusively, the slice borrows it.
         Some(unsafe { slice::from_raw_parts(start.cast(), len) })
+    }
+
+    /// The value of a string, leaving encoding, idle time and LFU counter as they are; none for anything
+    /// else. Closes the key.
+    ///
+    /// Costs a GET, too much for the commands that many send: its reply is the only copy of a value that
+    /// the API makes without unpacking it. That GET counts as a use, which is taken back.
+    pub fn peek(self, name: Text) -> Option<Vec<u8>> {
+        let ctx = self.ctx;
+        let (idle_ms, uses) = (self.idle_ms(), self.uses());
+        // The server may give the key another value by a GET: Valkey does with a shared number.
+        drop(self);
+        let value = ctx.call_get(name);
+        let key = ctx.open(name);
+        if let Some(idle_ms) = idle_ms {
+            key.set_idle_ms(idle_ms);
+        }
+        if let Some(uses) = uses {
+            api!(RedisModule_SetLFU(key.raw, uses));
+        }
+        value.or_else(|| key.value().map(<[u8]>::to_vec))
+    }
+
+    /// How long the key has been idle, in milliseconds; none where the server counts uses instead.
+    fn idle_ms(&self) -> Option<raw::mstime_t> {
+        let mut idle_ms = -1;
+        api!(RedisModule_GetLRU(self.raw, &raw mut idle_ms));
+        (idle_ms >= 0).then_some(idle_ms)
+    }
+
+    /// Returns whether the server keeps idle times.
+    fn set_idle_ms(&self, idle_ms: raw::mstime_t) -> bool {
+        api!(RedisModule_SetLRU(self.raw, idle_ms)) == OK
+    }
+
+    /// The LFU counter; none where the server keeps idle times instead.
+    fn uses(&self) -> Option<c_longlong> {
+        let mut uses = -1;
+        api!(RedisModule_GetLFU(self.raw, &raw mut uses));
+        (uses >= 0).then_some(uses)
+    }
+
+    /// Counts as a use, as a native command does that changes the key: else eviction takes those locks
+    /// first that are renewed for longest. Unlike the server, also while it saves a snapshot, when a write
+    /// to the value's header copies a page of memory: a new end of the key does that as well.
+    pub fn touch(&self, name: Text) {
+        // Cheaper than opening the key once more, which only counted uses need.
+        if !self.set_idle_ms(0) {
+            drop(self.ctx.open_with(name, TO_WRITE));
+        }
     }
 
     /// When the key ends, if it does. Only for a key that exists: on a missing one Redis 8.2 crashes.
@@ -973,30 +1052,29 @@ impl Ctx {
             return Err(Refusal::NotNow);
         }
         let kind = api!(RedisModule_CallReplyType(reply)) as isize;
-        let text = self.reply_text(reply);
+        let text = self.reply_text(reply).unwrap_or_default();
         api!(RedisModule_FreeCallReply(reply));
         match kind {
-            raw::REDISMODULE_REPLY_ERROR if text.to_ascii_lowercase().contains("cluster") => {
-                Err(Refusal::NotHere)
-            }
+            raw::REDISMODULE_REPLY_ERROR if contains(&text, "cluster") => Err(Refusal::NotHere),
             raw::REDISMODULE_REPLY_ERROR => Err(Refusal::NotNow),
             _ => Ok(()),
         }
     }
 
-    fn reply_text(&self, reply: *mut raw::RedisModuleCallReply) -> String {
+    /// The bytes of a string or an error; none in any other reply.
+    fn reply_text(&self, reply: *mut raw::RedisModuleCallReply) -> Option<Vec<u8>> {
         let mut len = 0;
         let start = api!(RedisModule_CallReplyStringPtr(reply, &raw mut len));
         if start.is_null() {
-            return String::new();
+            return None;
         }
         // SAFETY: the API gave start and length of the text, valid until the reply is freed.
         let bytes = unsafe { slice::from_raw_parts(start.cast::<u8>(), len) };
-        String::from_utf8_lossy(bytes).into_owned()
+        Some(bytes.to_vec())
     }
 
     /// Whether the server knows a command by this name. It is asked without arguments, which no command
-    /// takes that has a key.
+    /// takes that has a key. No answer is a no.
     pub fn knows(&self, command: &CStr) -> bool {
         let reply = api!(RedisModule_Call(self.raw, command.as_ptr(), c"E".as_ptr()));
         if reply.is_null() {
@@ -1004,11 +1082,11 @@ impl Ctx {
         }
         let text = self.reply_text(reply);
         api!(RedisModule_FreeCallReply(reply));
-        !text.contains("unknown command")
+        text.is_some_and(|text| !contains(&text, "unknown command"))
     }
 
-    /// The rules of all users, as ACL LIST tells them.
-    pub fn acl_rules(&self) -> Vec<String> {
+    /// The rules of all users, as ACL LIST tells them; none if the server does not tell.
+    pub fn acl_rules(&self) -> Option<Vec<String>> {
         let reply = api!(RedisModule_Call(
             self.raw,
             c"ACL".as_ptr(),
@@ -1016,14 +1094,29 @@ impl Ctx {
             c"LIST".as_ptr(),
         ));
         if reply.is_null() {
-            return vec![];
+            return None;
         }
-        let rules = (0..api!(RedisModule_CallReplyLength(reply)))
-            .map(|place| self.reply_text(api!(RedisModule_CallReplyArrayElement(reply, place))))
-            .collect();
+        let is_list =
+            api!(RedisModule_CallReplyType(reply)) as isize == raw::REDISMODULE_REPLY_ARRAY;
+        let rule = |index| {
+            let rule = self.reply_text(api!(RedisModule_CallReplyArrayElement(reply, index)))?;
+            Some(String::from_utf8_lossy(&rule).into_owned())
+        };
+        let rules = match is_list {
+            true => (0..api!(RedisModule_CallReplyLength(reply)))
+                .map(rule)
+                .collect(),
+            false => None,
+        };
         api!(RedisModule_FreeCallReply(reply));
         rules
     }
+}
+
+/// Whether these lower-case words occur in what the server said.
+fn contains(text: &[u8], words: &str) -> bool {
+    let text = String::from_utf8_lossy(text);
+    text.to_ascii_lowercase().contains(words)
 }
 
 /// Where INFO is written.

@@ -117,9 +117,17 @@ impl ClientUnblock {
 }
 
 /// Refuses while an ACL rule names our commands: with the commands gone, Redis and Valkey from 7.2 on
-/// end with a failed assertion when they go through such a rule.
+/// end with a failed assertion when they go through such a rule. Refuses as well where it cannot be known.
 pub fn unload(ctx: &Ctx) -> Result<(), Refused> {
-    match ctx.acl_rules().iter().find(|rule| names_our_commands(rule)) {
+    let Some(rules) = ctx.acl_rules() else {
+        return Err(Refused(
+            "not unloaded: the server does not answer ACL LIST, and it may crash if an ACL rule names \
+             commands of lockkeeper: remove the rename-command for ACL, or restart the server without \
+             the module"
+                .to_owned(),
+        ));
+    };
+    match rules.iter().find(|rule| names_our_commands(rule)) {
         None => {
             State::drop(ctx);
             Ok(())
