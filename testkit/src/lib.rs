@@ -7,6 +7,7 @@ pub mod client;
 pub mod cluster;
 pub mod proxy;
 pub mod stream;
+pub mod tls;
 pub mod waiting;
 
 use std::fmt::Display;
