@@ -1,6 +1,6 @@
 //! How the command ends.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use lockkeeper::Error;
@@ -9,6 +9,8 @@ use lockkeeper::Error;
 pub const USAGE: u8 = 64;
 /// The server is unreachable or refuses: EX_UNAVAILABLE.
 pub const UNAVAILABLE: u8 = 69;
+/// The output cannot be written: EX_IOERR.
+pub const OUTPUT: u8 = 74;
 /// Not acquired in time, unless `-E` says otherwise: EX_TEMPFAIL.
 pub const CONFLICT: u8 = 75;
 /// The lock was lost while the command ran.
@@ -44,12 +46,16 @@ impl Exit {
         Exit::saying(CANNOT_EXECUTE, says)
     }
 
-    /// For what goes to standard output.
-    pub fn after_printing(text: &[u8]) -> Result<Exit, Exit> {
+    /// For what goes to standard output. That nobody reads on (`| head -1`) is no error.
+    pub fn after_printing(code: u8, text: &[u8]) -> Result<Exit, Exit> {
         let mut stdout = std::io::stdout();
         let written = stdout.write_all(text).and_then(|()| stdout.flush());
-        written.map_err(|error| Exit::cannot(format!("cannot write: {error}")))?;
-        Ok(Exit::with(0))
+        match written {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                Err(Exit::saying(OUTPUT, format!("cannot write: {error}")))
+            }
+            _ => Ok(Exit::with(code)),
+        }
     }
 
     /// The code alone, if the user wants it so.

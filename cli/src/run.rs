@@ -2,13 +2,13 @@
 //! before anybody else can have the lock.
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::pin::pin;
 use std::process::Command;
 use std::time::Duration;
 
-use lockkeeper::{Held, Lockkeeper, Lost, Released};
+use lockkeeper::{Held, Lockkeeper, Lost, Released, printable};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -17,6 +17,7 @@ use crate::child::Child;
 use crate::exit::{CANNOT_EXECUTE, Exit, LOST, NOT_FOUND, SIGNALLED};
 use crate::show::rounded;
 use crate::signals::{Event, Signals};
+use crate::waiting;
 
 /// How often a look tells whether the last of a group has gone: nobody tells us of grandchildren.
 const LOOK: Duration = Duration::from_millis(20);
@@ -32,22 +33,30 @@ fn broken(error: io::Error) -> Exit {
     Exit::cannot(format!("cannot read signals: {error}"))
 }
 
-pub async fn run(lockkeeper: Lockkeeper, plan: Run, mut signals: Signals) -> Result<Exit, Exit> {
+pub async fn run(
+    lockkeeper: Lockkeeper,
+    plan: Run,
+    mut signals: Signals,
+    quiet: bool,
+) -> Result<Exit, Exit> {
+    waiting::refuse_to_wait_for_itself(&lockkeeper, &plan.key).await?;
     let asked = lockkeeper.acquire(plan.key.as_slice()).ttl(plan.ttl);
     let asked = match plan.wait {
         Wait::No => asked,
         Wait::For(wait) => asked.wait(wait),
         Wait::ForEver => asked.wait_forever(),
     };
+    let may_say = !quiet && !matches!(plan.wait, Wait::No) && io::stderr().is_terminal();
     let asked = tokio::select! {
         held = asked.into_future() => Ok(held?),
         signal = first_signal(&mut signals) => Err(signal?),
+        never = waiting::say(&lockkeeper, &plan), if may_say => match never {},
     };
     let held = match asked {
         Ok(Some(held)) => held,
         Ok(None) => {
             let says = timeout(FAREWELL, who_holds(&lockkeeper, &plan.key)).await;
-            let says = says.unwrap_or_else(|_| format!("{} is busy", plan.key.escape_ascii()));
+            let says = says.unwrap_or_else(|_| format!("{} is busy", printable(&plan.key)));
             take_back(&lockkeeper).await;
             return Err(Exit::saying(plan.conflict, says));
         }
@@ -93,19 +102,13 @@ async fn first_signal(signals: &mut Signals) -> Result<Signal, Exit> {
 }
 
 async fn who_holds(lockkeeper: &Lockkeeper, key: &[u8]) -> String {
-    let name = key.escape_ascii();
     let info = lockkeeper.info(key).await.ok().flatten();
-    match info.map(|info| (info.owner, info.held)) {
-        Some((Some(owner), Some(held))) => {
-            format!(
-                "{name} is held by {} for {}",
-                owner.escape_ascii(),
-                rounded(held)
-            )
-        }
-        Some((Some(owner), None)) => format!("{name} is held by {}", owner.escape_ascii()),
-        _ => format!("{name} is busy"),
-    }
+    let holder = info.as_ref().and_then(waiting::holder);
+    let name = printable(key);
+    holder.map_or_else(
+        || format!("{name} is busy"),
+        |holder| format!("{name} is held by {holder}"),
+    )
 }
 
 fn command(plan: &Run, held: &Held) -> Command {
@@ -113,8 +116,9 @@ fn command(plan: &Run, held: &Held) -> Command {
     command
         .args(&plan.command[1..])
         .env("LOCKKEEPER_KEY", OsStr::from_bytes(held.key()))
-        .env("LOCKKEEPER_OWNER", held.owner())
-        .env("LOCKKEEPER_FENCE", held.fence().to_string());
+        .env(waiting::OWNER, held.owner())
+        .env("LOCKKEEPER_FENCE", held.fence().to_string())
+        .env(waiting::OWNERS, waiting::owners(held.owner()));
     command
 }
 
@@ -200,7 +204,7 @@ async fn release(held: Held, code: u8, plan: &Run) -> Exit {
         Ok(Released::Yes) => Exit::with(code),
         Ok(Released::Lost(lost)) => lost_exit(&plan.key, lost),
         Err(error) => {
-            let (name, ttl) = (plan.key.escape_ascii(), rounded(plan.ttl));
+            let (name, ttl) = (printable(&plan.key), rounded(plan.ttl));
             Exit::saying(
                 code,
                 format!("{name} is not released and ends within {ttl}: {error}"),
@@ -210,5 +214,5 @@ async fn release(held: Held, code: u8, plan: &Run) -> Exit {
 }
 
 fn lost_exit(key: &[u8], lost: Lost) -> Exit {
-    Exit::saying(LOST, format!("{} is lost: {lost}", key.escape_ascii()))
+    Exit::saying(LOST, format!("{} is lost: {lost}", printable(key)))
 }

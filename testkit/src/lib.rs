@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod connection;
 pub mod proxy;
 pub mod stream;
+pub mod tls;
 pub mod waiting;
 
 use std::fmt::Display;

@@ -78,6 +78,22 @@ impl Builder {
         self
     }
 
+    /// For `rediss://`: take whatever certificate the server shows, as `#insecure` at the end of the
+    /// URL does. Whoever stands in between can then read and change everything.
+    #[cfg(feature = "tls")]
+    pub fn insecure(mut self) -> Builder {
+        self.credentials.insecure = true;
+        self
+    }
+
+    /// For `redis+sentinel://`: the password of the sentinels, if they have one and the URL is to go
+    /// without it. That of the servers is not sent to them.
+    #[cfg(feature = "sentinel")]
+    pub fn sentinel_password(mut self, password: impl Into<String>) -> Builder {
+        self.credentials.sentinel_password = Some(password.into());
+        self
+    }
+
     #[cfg(feature = "tls")]
     fn tls(&mut self) -> &mut redis::TlsCertificates {
         let nothing = || redis::TlsCertificates {
@@ -133,7 +149,18 @@ impl Lockkeeper {
     /// | `redis+sentinel://[user:password@]host[:26379],host…/master[/db]` | the master of that name, found again after a failover; with the feature `sentinel` |
     /// | `redis+cluster://[user:password@]host[:port],host…` | a cluster, with the feature `cluster` |
     ///
-    /// The last two also begin with `rediss+` for TLS.
+    /// The last two also begin with `rediss+` for TLS. A user without a password sends an empty one.
+    /// In a user and a password `/`, `?`, `#`, `@` and `%` are written as `%2F`, `%3F`, `%23`, `%40`
+    /// and `%25`.
+    ///
+    /// | behind a `?` | says |
+    /// |---|---|
+    /// | `db=3` | the database, as `/3` does |
+    /// | `protocol=resp3` | which protocol to speak: `resp2` (the default) or `resp3` |
+    /// | `user=…`, `pass=…` | who we are, for `unix://` only |
+    /// | `sentinel_user=…`, `sentinel_password=…` | who we are to the sentinels |
+    ///
+    /// Any other is refused. `#insecure` at the end of `rediss://…` takes any certificate.
     pub fn open(url: impl Into<String>) -> Result<Lockkeeper, Error> {
         Lockkeeper::builder(url).open()
     }
@@ -145,6 +172,11 @@ impl Lockkeeper {
             label: None,
             credentials: Credentials::default(),
         }
+    }
+
+    /// The first part of the owners that it makes; see [`Builder::label`].
+    pub fn label(&self) -> &str {
+        &self.label
     }
 
     /// Begins to ask for the lock `key`; await the [`Acquire`].

@@ -229,7 +229,4 @@ async fn settle<T>(
     reply.and_then(read)
 }
 
-/// A key as it may be printed.
-pub(crate) fn show(key: &[u8]) -> std::slice::EscapeAscii<'_> {
-    key.escape_ascii()
-}
+pub(crate) use crate::printable::printable as show;

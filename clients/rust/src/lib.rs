@@ -111,6 +111,7 @@
 //! | `network` | the connections |
 //! | `place` | where the server is: one address, Sentinel, Cluster |
 //! | `wire` | the four commands and their replies |
+//! | `printable` | how keys and owners are shown |
 //! | `acquire`, `held`, [`blocking`] | what an application sees |
 #![deny(missing_docs, unsafe_code)]
 
@@ -123,6 +124,7 @@ mod held;
 mod lease;
 mod network;
 mod place;
+mod printable;
 mod watchdog;
 mod wire;
 
@@ -130,4 +132,5 @@ pub use acquire::{Acquire, Builder, Lockkeeper, Ran};
 pub use error::Error;
 pub use held::{Held, Released, Renewed};
 pub use lease::Lost;
+pub use printable::printable;
 pub use wire::{Info, Waiter};

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::Error;
-use crate::place::{Node, Place};
+use crate::place::{self, Node, Place};
 
 /// A server that has not taken a connection by then is as good as down. TCP repeats a lost SYN
 /// after 1 s and after 3 s, so two of them may get lost.
@@ -189,7 +189,7 @@ impl Network {
     /// What an error reply means. A server that takes no writes is, where there are others, the
     /// wrong one: the next attempt looks for the right one.
     fn refusal(&self, node: &Node, error: &redis::ServerError) -> Error {
-        let refused = Error::from(error);
+        let refused = self.place.refusal(node, error);
         if self.place.fails_over() && error.code() == "READONLY" {
             lock(&self.shared).remove(node);
             lock(&self.idle).retain(|(idle, _)| idle != node);
@@ -263,16 +263,7 @@ impl Network {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None);
-        let connected = client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await;
-        let mut line = connected.map_err(|error| match Error::from(error) {
-            Error::Unreachable(why) => {
-                let address = client.get_connection_info().addr();
-                Error::Unreachable(format!("{address}: {why}"))
-            }
-            error => error,
-        })?;
+        let mut line = place::connect(&client, &config).await?;
         // For whoever looks at CLIENT LIST. Not awaited: a user who may not do this may still lock.
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME")

@@ -2,14 +2,13 @@
 //! cluster, and counts on replicas when it is asked to.
 
 use std::net::TcpListener;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use lockkeeper::{Error, Held, Lockkeeper, Lost, Released, Renewed};
 use tempfile::TempDir;
 use testkit::client::{calls, hold, ms, open, soon};
-use testkit::{OK, Server, Setup, ask, eventually, number};
+use testkit::{OK, Server, ask, eventually, number};
 
 fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     match result {
@@ -66,7 +65,7 @@ async fn a_password_and_a_user_open_the_door_and_no_wider() {
     let wrong = builder().password("guess").open().unwrap();
     assert_eq!(
         refused(acquire(&wrong, "book").await),
-        "authentication failed"
+        "WRONGPASS invalid username-password pair or user is disabled."
     );
 
     assert_eq!(
@@ -78,54 +77,14 @@ async fn a_password_and_a_user_open_the_door_and_no_wider() {
     let _held = hold(&Lockkeeper::open(url).unwrap(), "book", ms(600)).await;
 }
 
-/// An authority, and a server's certificate that it signed.
-fn certificates(dir: &Path) {
-    let openssl = |args: &str| {
-        let done = Command::new("openssl")
-            .args(args.split(' '))
-            .current_dir(dir)
-            .output()
-            .unwrap();
-        assert!(
-            done.status.success(),
-            "{}",
-            String::from_utf8_lossy(&done.stderr)
-        );
-    };
-    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-    openssl(&format!(
-        "req -x509 {key} -days 2 -subj /CN=authority -keyout ca.key -out ca.crt"
-    ));
-    openssl(&format!(
-        "req {key} -subj /CN=server -keyout server.key -out server.csr"
-    ));
-    std::fs::write(
-        dir.join("names"),
-        "subjectAltName=DNS:localhost,IP:127.0.0.1",
-    )
-    .unwrap();
-    openssl(
-        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.crt",
-    );
-}
-
 #[tokio::test]
 async fn tls_with_an_authority_of_our_own() {
     let dir = TempDir::new().unwrap();
-    certificates(dir.path());
+    testkit::tls::certificates(dir.path());
     let file = |name: &str| dir.path().join(name).display().to_string();
-    let port = free_port();
-    let started = Setup::new()
-        .args(&["--tls-port", &port, "--tls-auth-clients", "optional"])
-        .args(&["--tls-cert-file", &file("server.crt")])
-        .args(&["--tls-key-file", &file("server.key")])
-        .args(&["--tls-ca-cert-file", &file("ca.crt")])
-        .try_start();
-    let server = match started {
-        Ok(server) => server,
-        // Not every server is built with it.
-        Err(log) if log.contains("Failed finding TLS support") => return,
-        Err(log) => panic!("{log}"),
+    // Not every server is built with it.
+    let Some((server, port)) = testkit::tls::server(dir.path()) else {
+        return;
     };
     let authority = std::fs::read(file("ca.crt")).unwrap();
     for host in ["localhost", "127.0.0.1"] {
@@ -142,6 +101,9 @@ async fn tls_with_an_authority_of_our_own() {
             "not signed by anyone known: {error:?}"
         );
     }
+
+    let trusting = Lockkeeper::builder(format!("rediss://127.0.0.1:{port}/")).insecure();
+    works(&server, &trusting.open().unwrap()).await;
 
     let (certificate, key) = (
         std::fs::read(file("server.crt")),
