@@ -104,11 +104,13 @@ impl Builder {
 }
 
 fn default_label() -> String {
-    format!(
-        "{}:{}",
-        gethostname::gethostname().to_string_lossy(),
-        std::process::id()
-    )
+    #[cfg(unix)]
+    let uname = rustix::system::uname();
+    #[cfg(unix)]
+    let host = uname.nodename().to_string_lossy();
+    #[cfg(not(unix))]
+    let host = std::env::var("COMPUTERNAME").unwrap_or_else(|_| "localhost".to_owned());
+    format!("{host}:{}", std::process::id())
 }
 
 fn check_label(label: &str) -> Result<(), Error> {
