@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::process::Command;
 use std::time::Duration;
 
-use lockkeeper::{Held, Lockkeeper, Lost, Released};
+use lockkeeper::{Acquired, Held, Lockkeeper, Lost, Released};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -40,12 +40,12 @@ pub async fn run(lockkeeper: Lockkeeper, plan: Run, mut signals: Signals) -> Res
         Wait::ForEver => asked.wait_forever(),
     };
     let asked = tokio::select! {
-        held = asked.into_future() => Ok(held?),
+        acquired = asked => Ok(acquired?),
         signal = first_signal(&mut signals) => Err(signal?),
     };
     let held = match asked {
-        Ok(Some(held)) => held,
-        Ok(None) => {
+        Ok(Acquired::Yes(held)) => held,
+        Ok(Acquired::Busy) => {
             let says = timeout(FAREWELL, who_holds(&lockkeeper, &plan.key)).await;
             let says = says.unwrap_or_else(|_| format!("{} is busy", plan.key.escape_ascii()));
             take_back(&lockkeeper).await;
@@ -81,7 +81,7 @@ pub async fn run(lockkeeper: Lockkeeper, plan: Run, mut signals: Signals) -> Res
 
 /// What was asked for and is not wanted any more, granted unheard or queued.
 async fn take_back(lockkeeper: &Lockkeeper) {
-    let _ = timeout(FAREWELL, lockkeeper.settled()).await;
+    lockkeeper.close(FAREWELL).await;
 }
 
 async fn first_signal(signals: &mut Signals) -> Result<Signal, Exit> {
