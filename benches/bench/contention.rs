@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use lockkeeper::Lockkeeper;
+use lockkeeper::{Acquired, Lockkeeper};
 use rslock::LockManager;
 
 use crate::measure::{Meter, Series};
@@ -483,7 +483,7 @@ fn uuid() -> String {
 
 struct Helper {
     lockkeeper: Lockkeeper,
-    held: Option<lockkeeper::blocking::Held>,
+    held: Option<lockkeeper::Held>,
 }
 
 impl Helper {
@@ -501,15 +501,24 @@ impl Lock for Helper {
         let left = until.saturating_duration_since(Instant::now());
         let acquire = self.lockkeeper.acquire("lock").wait(left);
         // On a machine that is too busy the helper may lose patience: one more that was not served.
-        self.held = acquire.blocking().unwrap_or_else(|error| {
-            eprintln!("{HELPER}: {error}");
-            None
-        });
+        self.held = match acquire.blocking() {
+            Ok(Acquired::Yes(held)) => Some(held),
+            Ok(Acquired::Busy) => None,
+            Err(error) => {
+                eprintln!("{HELPER}: {error}");
+                None
+            }
+        };
         self.held.is_some()
     }
 
     fn release(&mut self) {
-        let released = self.held.take().expect("it is held").release().unwrap();
+        let released = self
+            .held
+            .take()
+            .expect("it is held")
+            .blocking_release()
+            .unwrap();
         assert_eq!(released, lockkeeper::Released::Yes);
     }
 }

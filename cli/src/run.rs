@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::process::Command;
 use std::time::Duration;
 
-use lockkeeper::{Held, Lockkeeper, Lost, Released, printable};
+use lockkeeper::{Acquired, Held, Lockkeeper, Lost, Released, printable};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -48,13 +48,13 @@ pub async fn run(
     };
     let may_say = !quiet && !matches!(plan.wait, Wait::No) && io::stderr().is_terminal();
     let asked = tokio::select! {
-        held = asked.into_future() => Ok(held?),
+        acquired = asked => Ok(acquired?),
         signal = first_signal(&mut signals) => Err(signal?),
         never = waiting::say(&lockkeeper, &plan), if may_say => match never {},
     };
     let held = match asked {
-        Ok(Some(held)) => held,
-        Ok(None) => {
+        Ok(Acquired::Yes(held)) => held,
+        Ok(Acquired::Busy) => {
             let says = timeout(FAREWELL, who_holds(&lockkeeper, &plan.key)).await;
             let says = says.unwrap_or_else(|_| format!("{} is busy", printable(&plan.key)));
             take_back(&lockkeeper).await;
@@ -90,7 +90,7 @@ pub async fn run(
 
 /// What was asked for and is not wanted any more, granted unheard or queued.
 async fn take_back(lockkeeper: &Lockkeeper) {
-    let _ = timeout(FAREWELL, lockkeeper.settled()).await;
+    lockkeeper.close(FAREWELL).await;
 }
 
 async fn first_signal(signals: &mut Signals) -> Result<Signal, Exit> {

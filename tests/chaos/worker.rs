@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use lockkeeper::{Lockkeeper, Released};
+use lockkeeper::{Acquired, Lockkeeper, Released};
 
 use super::client::{Client, SILENCE, Said, Wish};
 use super::history::{Answer, Did, Event, Fault, History, Us};
@@ -304,8 +304,8 @@ fn helped(tenure: Tenure, lockkeeper: &Lockkeeper, random: &mut Rng, safe: bool)
     });
     let acquire = lockkeeper.acquire(tenure.key()).ttl(run.ttl).wait(wait);
     let held = match acquire.min_replicas(safe.into()).blocking() {
-        Ok(Some(held)) => held,
-        Ok(None) => return tenure.hears(question, Answer::Not),
+        Ok(Acquired::Yes(held)) => held,
+        Ok(Acquired::Busy) => return tenure.hears(question, Answer::Not),
         Err(error) => {
             tenure.hears(question, Answer::Failed(error.to_string()));
             return thread::sleep(Duration::from_millis(50));
@@ -344,7 +344,7 @@ fn helped(tenure: Tenure, lockkeeper: &Lockkeeper, random: &mut Rng, safe: bool)
     let (question, _) = tenure.asks(Did::Release);
     tenure.hears(
         question,
-        match held.release() {
+        match held.blocking_release() {
             Ok(Released::Yes) => Answer::Released,
             Ok(Released::Lost(_)) => Answer::Not,
             Err(error) => Answer::Failed(error.to_string()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::Value;
 use tokio::time::{Instant, sleep_until, timeout_at};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::clock;
 use crate::error::Error;
@@ -26,6 +26,10 @@ const LEAST_TRY: Duration = Duration::from_secs(1);
 /// The pause before a server that gave an error is asked again, doubled every time: a server that restarts needs seconds, a proxy that cut a connection needs none.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often whoever runs the program is reminded that a wait goes on although nobody answers it:
+/// the wait itself may tell nothing for hours.
+const WARN_EVERY: Duration = Duration::from_secs(30);
 
 /// What somebody asks for.
 #[derive(Clone, Debug)]
@@ -61,6 +65,8 @@ pub(crate) struct Asking<'a> {
     started: Instant,
     /// What went wrong since the server last answered.
     trouble: Option<Error>,
+    /// When the log last said so.
+    warned_at: Option<Instant>,
     /// Whether the server may have granted something or queued us without our knowing.
     in_doubt: bool,
 }
@@ -72,6 +78,7 @@ impl<'a> Asking<'a> {
             request,
             started: Instant::now(),
             trouble: None,
+            warned_at: None,
             in_doubt: false,
         }
     }
@@ -118,12 +125,25 @@ impl<'a> Asking<'a> {
                     if last || !error.is_passing() || !self.network.was_reached() {
                         return Err(error);
                     }
-                    debug!(key = %show(&self.request.key), %error, "asking again");
+                    self.log_trouble(&error);
                     self.trouble = Some(error);
                 }
             }
             sleep_until(Instant::now() + pause).await;
             pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+
+    /// That it is asked again after an error: a warning the first time in a wait, and then now and
+    /// then.
+    fn log_trouble(&mut self, error: &Error) {
+        let (key, owner) = (show(&self.request.key), &self.request.owner);
+        let quiet = self.warned_at.is_some_and(|at| at.elapsed() < WARN_EVERY);
+        if quiet || self.request.wait == Wait::No {
+            debug!(%key, %owner, %error, "asking again");
+        } else {
+            warn!(%key, %owner, %error, "waiting on, although the server cannot be asked");
+            self.warned_at = Some(Instant::now());
         }
     }
 

@@ -23,6 +23,10 @@ pub enum Error {
 }
 
 impl Error {
+    pub(crate) fn closed() -> Error {
+        Error::Invalid("the lockkeeper was closed".to_owned())
+    }
+
     /// Whether the server may answer otherwise in a moment: it is starting, changing its role or
     /// moving the key.
     pub(crate) fn is_passing(&self) -> bool {

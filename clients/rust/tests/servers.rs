@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockkeeper::{Error, Held, Lockkeeper, Lost, Released, Renewed};
 use tempfile::TempDir;
-use testkit::client::{calls, hold, ms, open, soon};
+use testkit::client::{calls, hold, is_held, ms, open, soon};
 use testkit::{OK, Server, ask, eventually, number};
 
 fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -18,7 +18,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
 }
 
 async fn acquire(lockkeeper: &Lockkeeper, key: &str) -> Result<bool, Error> {
-    lockkeeper.acquire(key).await.map(|held| held.is_some())
+    lockkeeper.acquire(key).await.map(is_held)
 }
 
 /// Held, renewed and released: the whole way works.
@@ -199,7 +199,7 @@ async fn a_lock_survives_a_failover_by_sentinel() {
     let sentinels = Sentinels::watching(&master);
     let lockkeeper = Lockkeeper::open(&sentinels.url).unwrap();
     let held = hold(&lockkeeper, "book", ms(20_000)).await;
-    let waiting = tokio::spawn(lockkeeper.acquire("book").wait(ms(60_000)).into_future());
+    let waiting = tokio::spawn(lockkeeper.acquire("book").wait(ms(60_000)));
     eventually("one waits", || waiters(&master) == Some(1));
     let mut on_replica = replica.connect();
     eventually("the replica has the lock", || {
@@ -212,7 +212,7 @@ async fn a_lock_survives_a_failover_by_sentinel() {
     });
     assert_eq!(held.renew().await, Ok(Renewed::Yes), "{held:?}");
     assert_eq!(held.release().await, Ok(Released::Yes));
-    assert!(soon(waiting).await.unwrap().unwrap().is_some());
+    assert!(is_held(soon(waiting).await.unwrap().unwrap()));
     assert!(calls(&replica, "lock.renew") > 0);
 }
 
@@ -309,7 +309,7 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
         .unwrap();
     let to = (from + 1) % 3;
     let (mut source, mut target) = (cluster.nodes[from].connect(), cluster.nodes[to].connect());
-    let waiting = tokio::spawn(lockkeeper.acquire(key).wait(ms(60_000)).into_future());
+    let waiting = tokio::spawn(lockkeeper.acquire(key).wait(ms(60_000)));
     eventually("one waits", || waiters(&cluster.nodes[from]) == Some(1));
 
     assert_eq!(
@@ -358,7 +358,7 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
         assert_eq!(held.loss(), None, "{held:?}");
     }
     assert_eq!(held.swap_remove(7).release().await, Ok(Released::Yes));
-    assert!(soon(waiting).await.unwrap().unwrap().is_some());
+    assert!(is_held(soon(waiting).await.unwrap().unwrap()));
 }
 
 fn stop_process(server: &Server, signal: i32) {
@@ -407,7 +407,7 @@ async fn a_grant_after_a_wait_is_acknowledged_too() {
     let lockkeeper = open(&master);
     let held = hold(&lockkeeper, "book", ms(30_000)).await;
     let waiting = lockkeeper.acquire("book").wait(ms(20_000)).min_replicas(1);
-    let waiting = tokio::spawn(waiting.into_future());
+    let waiting = tokio::spawn(waiting);
     eventually("one waits", || waiters(&master) == Some(1));
     assert_eq!(held.release().await, Ok(Released::Yes));
     let held = soon(waiting).await.unwrap().unwrap().unwrap();
@@ -423,7 +423,7 @@ async fn a_replica_alone_refuses_at_once() {
     let master = master();
     let replica = Server::replica_of(&master);
     let asked = open(&replica).acquire("book").wait(Duration::from_secs(20));
-    assert!(refused(asked.await.map(|held| held.is_some())).starts_with("READONLY "));
+    assert!(refused(asked.await.map(is_held)).starts_with("READONLY "));
 }
 
 #[test]
