@@ -33,6 +33,7 @@ Exit codes of run:
   69              the server cannot be reached or refuses
   75              not acquired in time (or the code given with -E)
   76              the lock was lost, and the command was ended
+  77              something that the command started could not be ended
   126, 127        the command cannot be executed, is not found
 
 Durations are written like 500ms, 30s, 5m or '1h 30m'.
