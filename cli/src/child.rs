@@ -20,6 +20,11 @@ use rustix::process::{
 use crate::signals::{Inherited, asks_to_end, is_job_control, is_stop};
 use crate::tree::{Id, Process, State, descendants};
 
+/// How often one looks for processes that were started since the last look, before what was found
+/// is killed. Two find all of a usual tree; a chain of processes, each of which starts the next and
+/// ends, has new ones every time.
+const STOPPING_ROUNDS: u32 = 20;
+
 /// With a terminal the command must stay in our process group, or it could not read from it and
 /// Ctrl-C would not reach it. Without one it gets a group of its own, so that a signal meant for
 /// our group reaches it once, through us.
@@ -199,8 +204,17 @@ impl Child {
             .extend(sent.iter().map(|sent| sent.process.id));
     }
 
-    /// SIGKILL to all there is at this moment.
+    /// SIGKILL to all there is. They are stopped before: who runs on while others are killed could
+    /// start new processes in their places, faster than they are found.
     pub fn kill(&self) -> Vec<Sent> {
+        let mut stopped = HashSet::new();
+        for _ in 0..STOPPING_ROUNDS {
+            let sent = self.send_all(Signal::STOP, &stopped);
+            if sent.is_empty() {
+                break;
+            }
+            stopped.extend(sent.iter().map(|sent| sent.process.id));
+        }
         self.send_all(Signal::KILL, &HashSet::new())
     }
 

@@ -355,18 +355,7 @@ fn still_running(key: &[u8], left: &[Process], lost: Option<Lost>, remaining: Du
             rounded(remaining)
         ),
     };
-    let mut named: Vec<String> = left
-        .iter()
-        .take(NAMED)
-        .map(|process| {
-            let user = user_of(process).map_or(String::new(), |user| format!(" of user {user}"));
-            format!(
-                "process {} ({}){user}",
-                process.id.pid,
-                process.name.escape_debug()
-            )
-        })
-        .collect();
+    let mut named: Vec<String> = left.iter().take(NAMED).map(named).collect();
     if left.is_empty() {
         named.push("a process that /proc does not show".to_owned());
     }
@@ -374,8 +363,11 @@ fn still_running(key: &[u8], left: &[Process], lost: Option<Lost>, remaining: Du
         named.push(format!("{} more", left.len() - NAMED));
     }
     let named = named.join(", ");
-    Exit::saying(
-        STILL_RUNNING,
-        format!("{lock}; could not be ended: {named}"),
-    )
+    Exit::saying(STILL_RUNNING, format!("{lock}; still running: {named}"))
+}
+
+fn named(process: &Process) -> String {
+    let user = user_of(process).map_or(String::new(), |user| format!(" of user {user}"));
+    let Process { id, name, .. } = process;
+    format!("process {} ({}){user}", id.pid, name.escape_debug())
 }
