@@ -233,7 +233,7 @@ fn orphans_are_reaped_while_the_command_runs() {
 fn who_was_there_before_the_command_is_spared() {
     let server = Server::start();
     let key = key("logger");
-    let log = server.dir().join("log");
+    let log = server.dir().join("output");
     let script = format!(
         "exec \"$0\" run --ttl 900ms {key} -- sh -c 'echo ready; sleep 600' \
          > >(trap '' PIPE; while read -r line; do echo \"$line\" >> {0}; done; echo end >> {0})",
