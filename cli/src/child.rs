@@ -10,10 +10,10 @@ use std::process::Command;
 use nix::libc;
 use nix::sys::prctl;
 use nix::sys::signal::Signal as Named;
-use nix::unistd::{getpid, getppid};
+use nix::unistd::{getpid, getppid, getsid};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, getsid, kill_process, pidfd_open,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process, pidfd_open,
     pidfd_send_signal, wait, waitid,
 };
 
@@ -93,8 +93,7 @@ impl Child {
         Ok(Child {
             pid: Pid::from_child(&child),
             has_terminal,
-            is_session_leader: getsid(None)
-                .is_ok_and(|leader| leader.as_raw_pid() == parent.as_raw()),
+            is_session_leader: getsid(None) == Ok(parent),
             spared,
             status: None,
             stopped: false,
