@@ -28,7 +28,7 @@ struct Words {
 
 const EXIT_CODES: &str = "\
 Exit codes of run:
-  the command's   it ended; 128 + n if signal n ended it
+  the command's   it ended; 128 + n, as shells show it, if signal n ended it
   64              wrong usage
   69              the server cannot be reached or refuses
   75              not acquired in time (or the code given with -E)

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
@@ -84,18 +85,19 @@ fn at_a_terminal_what_a_shell_started_ends_with_it() {
     let server = Server::start();
     let key = key("terminal");
     let script = format!(
-        "$RUN {key} -- sh -c 'echo $PPID; sleep 600; echo x'; \
-         echo \"ended $?\"; exit 0"
+        "$RUN {key} -- sh -c 'echo $PPID; sleep 600; echo x'; echo \"ended $?\"; read x; exit 0"
     );
     let mut running = at_terminal(&server, &script);
     let pid = running.read_pid();
     eventually("both run", || processes_of(&key).len() == 2);
     // SAFETY: a process of this test that its shell has not waited for yet.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
-    let ended = running.end();
+    while running.line() != "ended 143" {}
+    // While the terminal is there, so that its end is not what ended them.
     assert_nothing_left(&key);
-    assert!(ended.stdout.contains("ended 143"), "{ended:?}");
     assert!(!held(&server, &key), "released");
+    running.write(b"go\n");
+    assert_eq!(running.end().code(), 0);
 }
 
 #[test]
@@ -338,4 +340,109 @@ fn a_command_that_ends_by_a_real_time_signal_has_ended() {
     let ended = Running::start(run(&server, "job", &["bash", "-c", "kill -40 $$"])).end();
     assert_eq!(ended.code(), 128 + 40, "{ended:?}");
     assert!(!held(&server, "job"), "released");
+}
+
+/// Makes room for a manager, beside what this machine is started with, and starts it; then does
+/// what it reads. All that it starts ends with it.
+const MANAGER: &str = r#"
+    umount --recursive --lazy /sys/fs/cgroup
+    mount -t cgroup2 none /sys/fs/cgroup && mount -t tmpfs none /run || exit 99
+    group=/sys/fs/cgroup/lockkeeper-test-$RANDOM$RANDOM
+    mkdir -p "$group" /run/systemd/system && echo $$ > "$group/cgroup.procs" || exit 99
+    /lib/systemd/systemd --user --unit=basic.target >&2 &
+    until systemctl --user is-system-running --wait >/dev/null 2>&1; do
+        kill -0 $! || exit 99
+    done
+    echo started
+    while read -r line && [ "$line" != end ]; do eval "$line"; echo done; done
+    echo $$ > /sys/fs/cgroup/cgroup.procs
+    kill $! && wait $!
+    find "$group" -depth -type d -exec rmdir {} +
+"#;
+
+const UNIT: &str = include_str!("../systemd/nightly-report.service");
+
+struct Manager(Running);
+
+impl Manager {
+    /// None where none can be started.
+    fn start(server: &Server, unit: &str) -> Option<Manager> {
+        let units = server.dir().join("systemd/user");
+        std::fs::create_dir_all(&units).unwrap();
+        std::fs::write(units.join("job.service"), unit).unwrap();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--cgroup", "--pid", "--fork", "--kill-child"]);
+        command.args([
+            "--mount-proc",
+            "--propagation",
+            "private",
+            "bash",
+            "-c",
+            MANAGER,
+        ]);
+        command.env("XDG_RUNTIME_DIR", server.dir());
+        let mut manager = Manager(Running::start(without_terminal(server, command)));
+        (manager.0.line() == "started").then_some(manager)
+    }
+
+    fn does(&mut self, line: &str) {
+        self.0.write(format!("{line}\n").as_bytes());
+        assert_eq!(self.0.line(), "done", "{line}");
+    }
+
+    fn end(mut self) {
+        self.0.write(b"end\n");
+        let ended = self.0.end();
+        assert_eq!(ended.code(), 0, "{ended:?}");
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+#[test]
+fn the_job_gets_one_sigterm_and_does_not_outlive_a_killed_run() {
+    let server = Server::start();
+    let (key, output) = (key("unit"), server.dir().join("output"));
+    let job = server.dir().join("job");
+    let script = format!(
+        "#!/bin/sh\ntrap 'echo term >> {0}' TERM\nsetsid sleep 600 &\necho ready > {0}\n\
+         while ! grep -q term {0}; do sleep 0.05; done\nwait\necho end >> {0}\n",
+        output.display()
+    );
+    std::fs::write(&job, script).unwrap();
+    let unit = UNIT
+        .replace(
+            "/usr/local/bin/lockkeeper",
+            &command_line().display().to_string(),
+        )
+        .replace(
+            "/usr/local/bin/nightly-report",
+            &format!("sh {}", job.display()),
+        )
+        .replace(
+            "run nightly-report",
+            &format!("run --ttl 1s --url {} {key}", server.url()),
+        );
+    let Some(mut manager) = Manager::start(&server, &unit) else {
+        eprintln!("skipped: needs systemd, and root to start one for the test");
+        return;
+    };
+    manager.does("systemctl --user start job");
+    eventually("it runs", || read(&output) == "ready\n");
+    manager.does("systemctl --user stop job");
+    assert_eq!(read(&output), "ready\nterm\nend\n");
+    assert_nothing_left(&key);
+    assert!(!held(&server, &key), "released");
+
+    std::fs::remove_file(&output).unwrap();
+    manager.does("systemctl --user start job");
+    eventually("it runs", || read(&output) == "ready\n");
+    manager.does("kill -KILL $(systemctl --user show --property MainPID --value job)");
+    manager.does("while systemctl --user --quiet is-active job; do :; done");
+    eventually("nothing is left", || processes_of(&key).is_empty());
+    assert_eq!(read(&output), "ready\n");
+    eventually("the lock ends", || !held(&server, &key));
+    manager.end();
 }
