@@ -1,6 +1,7 @@
 //! `lockkeeper run` as a process that a test starts, reads from, signals and awaits.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Instant;
@@ -49,7 +50,9 @@ pub fn at_terminal(server: &Server, script: &str) -> Running {
 pub struct Running {
     child: Child,
     stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
+    stdout: ChildStdout,
+    /// Read, and not looked at yet.
+    unread: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -67,9 +70,22 @@ impl Running {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        for pipe in [
+            stdout.as_raw_fd(),
+            child.stderr.as_ref().unwrap().as_raw_fd(),
+        ] {
+            // Whoever is left behind may hold the other end: no test is to wait for that.
+            // SAFETY: it touches no memory; the pipe is this test's.
+            assert_eq!(
+                unsafe { libc::fcntl(pipe, libc::F_SETFL, libc::O_NONBLOCK) },
+                0
+            );
+        }
         Running {
             stdin: child.stdin.take().unwrap(),
-            stdout: BufReader::new(child.stdout.take().unwrap()),
+            stdout,
+            unread: Vec::new(),
             child,
         }
     }
@@ -84,9 +100,16 @@ impl Running {
     }
 
     pub fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).unwrap();
-        line.trim_end().to_owned()
+        let start = Instant::now();
+        loop {
+            if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.unread.drain(..=end).collect();
+                return String::from_utf8_lossy(&line).trim_end().to_owned();
+            }
+            let read = available(&mut self.stdout, &mut self.unread);
+            assert!(read.is_ok(), "it ended after {:?}", self.unread);
+            assert!(start.elapsed() < PATIENCE, "no line: {:?}", self.unread);
+        }
     }
 
     /// A line that is a process id.
@@ -111,15 +134,29 @@ impl Running {
             }
             std::thread::sleep(ms(2));
         };
-        let (mut stdout, mut stderr) = (String::new(), String::new());
-        self.stdout.read_to_string(&mut stdout).unwrap();
-        let pipe = self.child.stderr.as_mut().unwrap();
-        pipe.read_to_string(&mut stderr).unwrap();
+        let (mut stdout, mut stderr) = (std::mem::take(&mut self.unread), Vec::new());
+        let _ = available(&mut self.stdout, &mut stdout);
+        let _ = available(self.child.stderr.as_mut().unwrap(), &mut stderr);
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ended {
             status,
-            stdout,
-            stderr,
+            stdout: text(stdout),
+            stderr: text(stderr),
         }
+    }
+}
+
+/// What can be read now, after a moment if that is nothing. An error once there is no more to come.
+fn available(pipe: &mut impl Read, to: &mut Vec<u8>) -> std::io::Result<()> {
+    match pipe.read_to_end(to) {
+        Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            std::thread::sleep(ms(2));
+            Ok(())
+        }
+        // What a terminal says when the other end is closed.
+        Err(error) => Err(error),
     }
 }
 
