@@ -68,9 +68,9 @@ enum Subcommands {
     /// Acquire a lock, run a command, release the lock
     ///
     /// Waits without bound unless told otherwise. The command is run without a shell; its input
-    /// and output are not touched. When the lock is lost, the command is ended before anybody
-    /// else can have the lock. Its environment tells LOCKKEEPER_KEY, LOCKKEEPER_OWNER and
-    /// LOCKKEEPER_FENCE.
+    /// and output are not touched. When the lock is lost, the command and all that it started are
+    /// ended; when the server falls silent, before anybody else can have the lock. Its environment
+    /// tells LOCKKEEPER_KEY, LOCKKEEPER_OWNER and LOCKKEEPER_FENCE.
     #[command(after_help = EXIT_CODES)]
     Run(RunWords),
     /// Tell who holds a lock and who waits for it

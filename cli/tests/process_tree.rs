@@ -382,7 +382,7 @@ impl Manager {
         ]);
         command.env("XDG_RUNTIME_DIR", server.dir());
         let mut manager = Manager(Running::start(without_terminal(server, command)));
-        (manager.0.line() == "started").then_some(manager)
+        (manager.0.try_line()? == "started").then_some(manager)
     }
 
     fn does(&mut self, line: &str) {
@@ -406,9 +406,11 @@ fn the_job_gets_one_sigterm_and_does_not_outlive_a_killed_run() {
     let server = Server::start();
     let (key, output) = (key("unit"), server.dir().join("output"));
     let job = server.dir().join("job");
+    // It waits for a second SIGTERM, too. A shell interrupts `wait` for a trap, and nothing else.
     let script = format!(
-        "#!/bin/sh\ntrap 'echo term >> {0}' TERM\nsetsid sleep 600 &\necho ready > {0}\n\
-         while ! grep -q term {0}; do sleep 0.05; done\nwait\necho end >> {0}\n",
+        "trap 'echo term >> {0}' TERM; setsid sleep 600 & echo ready > {0}; \
+         until grep -q term {0}; do sleep 0.05 & wait $!; done; \
+         sleep 0.5 & wait $!; echo end >> {0}",
         output.display()
     );
     std::fs::write(&job, script).unwrap();
@@ -419,7 +421,7 @@ fn the_job_gets_one_sigterm_and_does_not_outlive_a_killed_run() {
         )
         .replace(
             "/usr/local/bin/nightly-report",
-            &format!("sh {}", job.display()),
+            &format!("/bin/sh {}", job.display()),
         )
         .replace(
             "run nightly-report",

@@ -100,14 +100,19 @@ impl Running {
     }
 
     pub fn line(&mut self) -> String {
+        let line = self.try_line();
+        line.unwrap_or_else(|| panic!("it ended after {:?}", self.unread))
+    }
+
+    /// None if there is no more.
+    pub fn try_line(&mut self) -> Option<String> {
         let start = Instant::now();
         loop {
             if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.unread.drain(..=end).collect();
-                return String::from_utf8_lossy(&line).trim_end().to_owned();
+                return Some(String::from_utf8_lossy(&line).trim_end().to_owned());
             }
-            let read = available(&mut self.stdout, &mut self.unread);
-            assert!(read.is_ok(), "it ended after {:?}", self.unread);
+            available(&mut self.stdout, &mut self.unread).ok()?;
             assert!(start.elapsed() < PATIENCE, "no line: {:?}", self.unread);
         }
     }
