@@ -25,6 +25,9 @@ use crate::tree::{Id, Process, State, descendants};
 /// ends, has new ones every time.
 const STOPPING_ROUNDS: u32 = 20;
 
+/// How often one looks for children that were left to us, one look being some ten microseconds.
+const CHILDREN_ROUNDS: u32 = 500;
+
 /// With a terminal the command must stay in our process group, or it could not read from it and
 /// Ctrl-C would not reach it. Without one it gets a group of its own, so that a signal meant for
 /// our group reaches it once, through us.
@@ -205,7 +208,7 @@ impl Child {
 
     /// SIGKILL to all there is. They are stopped before: who runs on while others are killed could
     /// start new processes in their places, faster than they are found.
-    pub fn kill(&self) -> Vec<Sent> {
+    pub fn kill(&mut self) -> Vec<Sent> {
         let mut stopped = HashSet::new();
         for _ in 0..STOPPING_ROUNDS {
             let sent = self.send_all(Signal::STOP, &stopped);
@@ -214,7 +217,30 @@ impl Child {
             }
             stopped.extend(sent.iter().map(|sent| sent.process.id));
         }
-        self.send_all(Signal::KILL, &HashSet::new())
+        let sent = self.send_all(Signal::KILL, &HashSet::new());
+        self.kill_children();
+        sent
+    }
+
+    /// Whoever ends before it is found leaves its children to us, and those are found at once.
+    fn kill_children(&mut self) {
+        for _ in 0..CHILDREN_ROUNDS {
+            self.reap();
+            // Not in every kernel; it is the main thread that orphans are given to.
+            let children = std::fs::read_to_string("/proc/thread-self/children");
+            let children = children.unwrap_or_default();
+            let pids = children.split_ascii_whitespace().flat_map(str::parse);
+            let pids = pids.filter(|pid| !self.spared.iter().any(|spared| spared.pid == *pid));
+            let mut found = false;
+            for pid in pids.filter_map(Pid::from_raw) {
+                found = true;
+                // Only we can reap it, so its id is not another's.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            if !found {
+                return;
+            }
+        }
     }
 
     fn send_all(&self, signal: Signal, but: &HashSet<Id>) -> Vec<Sent> {

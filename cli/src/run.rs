@@ -27,7 +27,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// its disks, before it counts as still running.
 const DYING: Duration = Duration::from_secs(10);
 
-/// How much before the end of the lease SIGKILL is sent at the latest, if the ttl allows for it.
+/// How much before the end of the lease SIGKILL is sent at the latest, if the ttl allows for it;
+/// more where there are so many processes that looking at them takes its time.
 const KILLING: Duration = Duration::from_millis(100);
 
 /// How long a process that is told to end stays to tidy up.
@@ -182,7 +183,7 @@ async fn work(
     if let (None, Some(status), true) = (lost, child.status(), child.chose_to_end()) {
         return Ok(Ended::Itself(status));
     }
-    let left = end(held, child, signals, plan.grace, warning / 4).await?;
+    let left = end(held, child, signals, plan.grace, warning / 2).await?;
     // It can be lost at the very last, too.
     let lost = lost.or_else(|| held.loss());
     Ok(match (left, lost, child.status()) {
@@ -237,8 +238,8 @@ fn heed(event: Event, held: &Held, child: &mut Child) -> Result<(), Exit> {
     Ok(())
 }
 
-/// SIGTERM for all of it, and SIGKILL for what is left after the grace, or `reserve` before the
-/// lease ends. None if all of it has ended, or else what is left as far as it can be seen.
+/// SIGTERM for all of it, and SIGKILL for what is left after the grace, or before the lease ends, by
+/// `reserve` at most. None if all of it has ended, or else what is left as far as it can be seen.
 async fn end(
     held: &Held,
     child: &mut Child,
@@ -246,15 +247,17 @@ async fn end(
     grace: Duration,
     reserve: Duration,
 ) -> Result<Option<Vec<Process>>, Exit> {
-    let kill_at = Instant::now() + grace;
+    let start = Instant::now();
     child.terminate();
+    // To find all and stop all before they are killed takes some such looks.
+    let reserve = reserve.min(KILLING.max(4 * start.elapsed()));
     while child.is_alive() {
         let lease = match held.loss() {
-            None | Some(Lost::Expired) => held.remaining().saturating_sub(reserve.min(KILLING)),
+            None | Some(Lost::Expired) => held.remaining().saturating_sub(reserve),
             // It is another's already, or may be at any moment.
             Some(_) => grace,
         };
-        let left = kill_at.duration_since(Instant::now()).min(lease);
+        let left = grace.saturating_sub(start.elapsed()).min(lease);
         if left.is_zero() {
             return kill(held, child, signals).await;
         }
