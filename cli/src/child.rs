@@ -44,8 +44,8 @@ pub struct Child {
     status: Option<Status>,
     /// The command was stopped by a signal of job control, and nobody has looked yet.
     stopped: bool,
-    /// The signals that asked for the end, a bit each.
-    asked: u64,
+    /// The signals that came to us.
+    received: HashSet<i32>,
     /// Whoever got a SIGTERM from us: it comes once.
     terminated: HashSet<Id>,
     /// A signal that asked for the end was not ours to send to the command.
@@ -100,7 +100,7 @@ impl Child {
             spared,
             status: None,
             stopped: false,
-            asked: 0,
+            received: HashSet::new(),
             terminated: HashSet::new(),
             out_of_reach: false,
         })
@@ -112,12 +112,17 @@ impl Child {
 
     /// Whether the command ended because it was done, so that what it left was left on purpose.
     pub fn chose_to_end(&self) -> bool {
-        matches!(self.status, Some(Status::Exited(_))) && self.asked == 0
+        matches!(self.status, Some(Status::Exited(_))) && !self.was_told()
     }
 
-    /// Whether this signal, which asks for the end, has come.
-    pub fn was_asked(&self, signal: i32) -> bool {
-        asks_to_end(signal) && self.asked & 1 << signal != 0
+    /// Whether a signal that came to us asked for the end.
+    pub fn was_told(&self) -> bool {
+        self.received.iter().any(|signal| asks_to_end(*signal))
+    }
+
+    /// Whether this signal came to us, so that the command may have got it from us.
+    pub fn received(&self, signal: i32) -> bool {
+        self.received.contains(&signal)
     }
 
     /// Whether the command was to be told to end and could not be.
@@ -158,9 +163,7 @@ impl Child {
 
     /// A signal that came to us.
     pub fn pass_on(&mut self, signal: i32, from_terminal: bool) {
-        if asks_to_end(signal) {
-            self.asked |= 1 << signal;
-        }
+        self.received.insert(signal);
         // When a terminal goes away only the leader of its session is told.
         let only_ours = signal == libc::SIGHUP && self.is_session_leader;
         if from_terminal && self.has_terminal && !only_ours {

@@ -82,9 +82,9 @@ pub async fn run(lockkeeper: Lockkeeper, plan: Run, mut signals: Signals) -> Res
     let ended = work(&held, &mut child, &mut signals, &plan).await;
     match ended {
         Ok(Ended::Itself(status)) => {
-            let asked = !child.chose_to_end();
+            let told = child.was_told();
             let exit = exit_of(status, &child);
-            Ok(release(held, &mut signals, asked, exit, status, &plan).await)
+            Ok(release(held, &mut signals, told, exit, status, &plan).await)
         }
         Ok(Ended::Lost(lost)) => Ok(lost_exit(&plan.key, lost)),
         Ok(Ended::Not(left, lost)) => {
@@ -108,11 +108,11 @@ async fn take_back(lockkeeper: &Lockkeeper, signals: &mut Signals) {
     }
 }
 
-/// The last of all, until a signal says that it takes too long: after the first, `asked` or not,
-/// it has a moment left, and none after the second.
+/// The last of all, until a signal says that it takes too long: after the first, which may have come
+/// before (`told`), it has a moment left, and none after the second.
 async fn until_told<T>(
     signals: &mut Signals,
-    mut asked: bool,
+    mut told: bool,
     last: impl Future<Output = T>,
 ) -> Result<T, Option<i32>> {
     let mut last = pin!(last);
@@ -122,15 +122,15 @@ async fn until_told<T>(
         tokio::select! {
             done = &mut last => return Ok(done),
             signal = signals.fatal() => match signal {
-                Ok(signal) if !asked => {
-                    asked = true;
+                Ok(signal) if !told => {
+                    told = true;
                     cut = Some(signal);
                     until = Instant::now() + FAREWELL;
                 }
                 Ok(signal) => return Err(Some(signal)),
                 Err(_) => return Err(cut),
             },
-            () = sleep_until(until), if asked => return Err(cut),
+            () = sleep_until(until), if told => return Err(cut),
         }
     }
 }
@@ -312,7 +312,7 @@ async fn kill(
 fn exit_of(status: Status, child: &Child) -> Exit {
     match status {
         Status::Exited(code) => Exit::with(code),
-        Status::Killed(signal) if child.was_asked(signal) => Exit::killed_by(signal),
+        Status::Killed(signal) if child.received(signal) => Exit::killed_by(signal),
         Status::Killed(signal) => Exit::with(SIGNALLED + signal as u8),
     }
 }
@@ -320,7 +320,7 @@ fn exit_of(status: Status, child: &Child) -> Exit {
 async fn release(
     held: Held,
     signals: &mut Signals,
-    asked: bool,
+    told: bool,
     exit: Exit,
     status: Status,
     plan: &Run,
@@ -333,7 +333,7 @@ async fn release(
     };
     let name = plan.key.escape_ascii();
     let ttl = rounded(plan.ttl);
-    match until_told(signals, asked, held.release_after(hold)).await {
+    match until_told(signals, told, held.release_after(hold)).await {
         Ok(Ok(Released::Yes)) => exit,
         Ok(Ok(Released::Lost(lost))) => lost_exit(&plan.key, lost),
         Ok(Err(error)) => exit.and_say(format!(

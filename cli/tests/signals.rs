@@ -161,7 +161,16 @@ fn who_is_ended_while_waiting_leaves_the_queue_and_dies_of_the_signal() {
 #[test]
 fn who_is_ended_with_the_command_dies_of_the_signal_and_dumps_no_core() {
     let server = Server::start();
-    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+    let signals = [
+        libc::SIGHUP,
+        libc::SIGINT,
+        libc::SIGQUIT,
+        libc::SIGTERM,
+        libc::SIGUSR1,
+        libc::SIGABRT,
+        40,
+    ];
+    for signal in signals {
         let mut command = Command::new("bash");
         let script = "ulimit -Sc unlimited; \
                       exec \"$0\" run job -- sh -c 'ulimit -c 0; echo ready; exec sleep 600'";
