@@ -28,11 +28,12 @@ struct Words {
 
 const EXIT_CODES: &str = "\
 Exit codes of run:
-  the command's   it ended; 128 + n if signal n ended it
+  the command's   it ended; 128 + n, as shells show it, if signal n ended it
   64              wrong usage, or a command under the lock asks for the same lock
   69              the server cannot be reached or refuses
   75              not acquired in time (or the code given with -E)
   76              the lock was lost, and the command was ended
+  77              something that the command started could not be ended
   126, 127        the command cannot be executed, is not found
 
 Durations are written like 500ms, 30s, 5m or '1h 30m'; a number alone means seconds.
@@ -93,10 +94,11 @@ enum Subcommands {
     /// Acquire a lock, run a command, release the lock
     ///
     /// Waits without bound unless told otherwise. The command is run without a shell; its input
-    /// and output are not touched. When the lock is lost, the command is ended before anybody
-    /// else can have the lock. Its environment tells LOCKKEEPER_KEY, LOCKKEEPER_OWNER and
-    /// LOCKKEEPER_FENCE, and in LOCKKEEPER_OWNERS, a line each, the owners of the runs around it:
-    /// who asks for a lock that one of them holds is refused. At a terminal a run that waits says so, once.
+    /// and output are not touched. When the lock is lost, the command and all that it started are
+    /// ended; when the server falls silent, before anybody else can have the lock. Its environment
+    /// tells LOCKKEEPER_KEY, LOCKKEEPER_OWNER and LOCKKEEPER_FENCE, and in LOCKKEEPER_OWNERS, a line
+    /// each, the owners of the runs around it: who asks for a lock that one of them holds is refused.
+    /// At a terminal a run that waits says so, once.
     #[command(after_help = EXIT_CODES)]
     Run(RunWords),
     /// Tell who holds a lock and who waits for it

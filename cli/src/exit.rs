@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use lockkeeper::Error;
 
+use crate::signals::die_of;
+
 /// Wrong usage, as in sysexits.h.
 pub const USAGE: u8 = 64;
 /// The server is unreachable or refuses: EX_UNAVAILABLE.
@@ -15,6 +17,8 @@ pub const OUTPUT: u8 = 74;
 pub const CONFLICT: u8 = 75;
 /// The lock was lost while the command ran.
 pub const LOST: u8 = 76;
+/// Something that the command started could not be ended: EX_NOPERM.
+pub const STILL_RUNNING: u8 = 77;
 /// The command cannot be executed, as shells say it.
 pub const CANNOT_EXECUTE: u8 = 126;
 /// There is no such command, as shells say it.
@@ -27,17 +31,35 @@ pub const SIGNALLED: u8 = 128;
 pub struct Exit {
     code: u8,
     says: Option<String>,
+    /// The signal to end by, rather than with the code.
+    signal: Option<i32>,
 }
 
 impl Exit {
     pub fn with(code: u8) -> Exit {
-        Exit { code, says: None }
+        Exit {
+            code,
+            says: None,
+            signal: None,
+        }
     }
 
     pub fn saying(code: u8, says: impl Into<String>) -> Exit {
+        Exit::with(code).and_say(says)
+    }
+
+    /// By a signal, as if nobody had handled it.
+    pub fn killed_by(signal: i32) -> Exit {
         Exit {
-            code,
+            signal: Some(signal),
+            ..Exit::with(SIGNALLED + signal as u8)
+        }
+    }
+
+    pub fn and_say(self, says: impl Into<String>) -> Exit {
+        Exit {
             says: Some(says.into()),
+            ..self
         }
     }
 
@@ -81,6 +103,9 @@ impl From<Exit> for ExitCode {
         if let Some(says) = exit.says {
             // Nobody may be there to read it; the code tells all the same.
             let _ = writeln!(std::io::stderr(), "lockkeeper: {says}");
+        }
+        if let Some(signal) = exit.signal {
+            die_of(signal);
         }
         ExitCode::from(exit.code)
     }

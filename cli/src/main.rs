@@ -7,6 +7,7 @@ mod exit;
 mod run;
 mod show;
 mod signals;
+mod tree;
 mod waiting;
 
 use args::{Command, Plan};
