@@ -228,6 +228,7 @@ fn hand_over(port: u16, waiting: usize, times: usize) {
     let mut lines: Vec<Line> = (0..=waiting).map(|_| Line::to_port(port)).collect();
     let acquire = |client: usize| pack(&["LOCK.ACQUIRE", "lock", &owner(client), TTL, "WAIT", TTL]);
     let mut bystander = Line::to_port(port);
+    bystander.let_many_wait();
     for (client, line) in lines.iter_mut().enumerate() {
         line.send(&acquire(client));
         bystander.ask(&pack(&["PING"]));
