@@ -225,6 +225,7 @@ fn hand_over(port: u16, waiting: usize, times: usize) {
         .collect();
     let acquire = |client: usize| pack(&["LOCK.ACQUIRE", "lock", &owner(client), TTL, "WAIT", TTL]);
     let mut bystander = RawConnection::to_port(port);
+    bystander.let_many_wait();
     for (client, line) in lines.iter_mut().enumerate() {
         line.send(&acquire(client));
         bystander.ask(&pack(&["PING"]));

@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use redis::{Connection, from_redis_value};
+use testkit::waiting::gauge;
 use testkit::*;
 
 const TTL: i64 = 100_000;
@@ -169,6 +170,37 @@ fn a_server_that_may_evict_locks_is_warned_about() {
         assert!(warned(policy), "{policy}");
     }
     assert!(!warned("noeviction"));
+}
+
+#[test]
+fn a_server_that_becomes_able_to_evict_locks_is_warned_about() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let warnings = || server.log().matches("maxmemory-policy noeviction").count();
+    let mut set = |name: &str, value: &str| {
+        assert_eq!(ask!(redis, "CONFIG", "SET", name, value), OK);
+        assert_eq!(
+            gauge(&mut redis, "eviction_possible"),
+            warnings() as i64 % 2
+        );
+    };
+    // A policy without a limit, and a limit without a policy, evict nothing.
+    set("maxmemory-policy", "allkeys-lru");
+    assert_eq!(warnings(), 0);
+    set("maxmemory", "100mb");
+    assert_eq!(warnings(), 1);
+    // Once for each time that it begins, whatever else is set meanwhile.
+    set("maxmemory-policy", "volatile-ttl");
+    set("lockkeeper.max-waiters", "5");
+    assert_eq!(warnings(), 1);
+    assert_eq!(
+        ask!(redis, "CONFIG", "SET", "maxmemory-policy", "noeviction"),
+        OK
+    );
+    assert_eq!(warnings(), 1);
+    let together = ["maxmemory", "50mb", "maxmemory-policy", "allkeys-random"];
+    assert_eq!(ask!(redis, "CONFIG", "SET", &together), OK);
+    assert_eq!(warnings(), 2);
 }
 
 /// The wheel with the old server is built for this processor only.

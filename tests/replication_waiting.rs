@@ -419,3 +419,90 @@ fn with_io_threads_nobody_is_lost() {
     assert_eq!(gauge(&mut redis, "waiters"), 0);
     assert!(server.is_running());
 }
+
+/// Valkey has clients that want to be sent to the new master, and lets them wait on: they are told as all
+/// others are, also where a replica may be written to.
+#[test]
+fn who_can_be_redirected_is_sent_away_by_a_replica_and_granted_nothing() {
+    for read_only in ["yes", "no"] {
+        let server = Server::with(&["--replica-read-only", read_only]);
+        let mut redis = server.connect();
+        fence(ask!(redis, "LOCK.ACQUIRE", "ends", "holder", 200));
+        hold(&mut redis, "lasts");
+        let mut line = ["ends", "lasts"].map(|key| {
+            let mut redis = server.connect();
+            // Unknown to Redis.
+            let _ = ask!(redis, "CLIENT", "CAPA", "REDIRECT");
+            let mut waiter = Waiter::on(redis);
+            waiter.ask(key, "waiter", LONG, LONG);
+            waiter
+        });
+        eventually_wait(&mut redis, 2);
+
+        assert_eq!(ask!(redis, "REPLICAOF", "127.0.0.1", 1), OK);
+
+        for waiter in &mut line {
+            assert_eq!(error(waiter.reply()), SENT_AWAY);
+        }
+        assert_eq!(gauge(&mut redis, "waiters"), 0);
+        eventually("the lease has ended", || {
+            number(ask!(redis, "PTTL", "ends")) == -2
+        });
+        assert_eq!(ask!(redis, "LOCK.INFO", "ends"), NULL);
+        assert_eq!(gauge(&mut redis, "grants_by_expiry_total"), 0);
+
+        assert_eq!(ask!(redis, "REPLICAOF", "NO", "ONE"), OK);
+        let mut waiter = join(&server, "lasts", "waiter");
+        assert_eq!(ask!(redis, "LOCK.RELEASE", "lasts", "holder"), YES);
+        fence(waiter.reply());
+    }
+}
+
+const SENT_AWAY: &str = "UNBLOCKED force unblock from blocking operation, instance state changed \
+                         (master -> replica?)";
+
+#[test]
+fn a_grant_that_a_server_made_just_before_it_was_a_replica_for_an_instant_is_not_lost() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let instant = "REPLICAOF 127.0.0.1 1; REPLICAOF NO ONE";
+    hold(&mut redis, "k");
+    let mut waiter = join(&server, "k", "waiter");
+
+    pipeline(&format!("MULTI; LOCK.RELEASE k holder; {instant}; EXEC"))
+        .exec(&mut redis)
+        .unwrap();
+
+    // Redis 7.0 closes its connection without a word, as it does when any client is unblocked twice.
+    let told = error(waiter.reply());
+    assert!(
+        [SENT_AWAY, "unexpected end of file"].contains(&&*told),
+        "{told}"
+    );
+    eventually("the grant is taken back", || {
+        ask!(redis, "EXISTS", "k") == NO
+    });
+    assert_eq!(gauge(&mut redis, "grants_taken_back_total"), 1);
+    assert_eq!(gauge(&mut redis, "waiters"), 0);
+    fence(ask!(redis, "LOCK.ACQUIRE", "k", "next", LONG));
+}
+
+#[test]
+fn a_replica_takes_no_grant_back_and_forgets_that_it_was_in_doubt() {
+    let server = Server::with(&["--replica-read-only", "no"]);
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let waiter = join(&server, "k", "waiter");
+    let killed = format!("LOCK.RELEASE k holder; CLIENT KILL ID {}", waiter.id);
+    pipeline(&format!("MULTI; {killed}; REPLICAOF 127.0.0.1 1; EXEC"))
+        .exec(&mut redis)
+        .unwrap();
+
+    // Nothing is ours to do any more, so the module could be unloaded.
+    eventually("the module has forgotten it", || {
+        ask!(redis, "MODULE", "UNLOAD", "lockkeeper") == OK
+    });
+    let value = ask!(redis, "GET", "k").unwrap();
+    let value: String = redis::from_redis_value(value).unwrap();
+    assert!(value.ends_with(":waiter"), "{value}");
+}

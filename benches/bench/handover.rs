@@ -195,6 +195,7 @@ impl Ring {
             idle: (0..waiters).map(|_| RawConnection::to(server)).collect(),
             ping: pack(&["PING"]),
         };
+        ring.bystander.let_many_wait();
         for number in 0..=waiters {
             let (line, acquire, _) = &mut ring.clients[number];
             line.send(acquire);

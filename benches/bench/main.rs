@@ -26,6 +26,7 @@ mod pair;
 mod peers;
 mod pin;
 mod plot;
+mod quiet;
 mod renew;
 mod report;
 mod sequence;
@@ -42,6 +43,7 @@ const QUESTIONS: &[Question] = &[
     ("contention", contention::ask),
     ("expiry", expiry::ask),
     ("dying", dying::ask),
+    ("quiet", quiet::ask),
     ("others", others::ask),
     ("memory", memory::ask),
     ("helper", helper::ask),

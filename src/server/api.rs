@@ -40,15 +40,26 @@ const EBUSY: i32 = 16;
 /// The context of the running callback: the way to everything else.
 pub struct Ctx {
     raw: *mut raw::RedisModuleCtx,
-    /// The client of this command, once it is blocked: it is not answered by returning.
-    blocked: Cell<Option<Blocked>>,
+    /// Who answers the client of this command.
+    answers: Cell<Answers>,
+}
+
+/// Who answers the client of a command.
+#[derive(Clone, Copy)]
+enum Answers {
+    /// The command, by returning.
+    Command,
+    /// Nobody yet: the client is blocked, and must be unblocked to hear of anything.
+    Nobody(Blocked),
+    /// The queue, in which it is or was: whoever takes it out unblocks it.
+    Queue,
 }
 
 impl Ctx {
     fn new(raw: *mut raw::RedisModuleCtx) -> Ctx {
         Ctx {
             raw,
-            blocked: Cell::new(None),
+            answers: Cell::new(Answers::Command),
         }
     }
 
@@ -108,6 +119,11 @@ impl Ctx {
     /// its whole memory state for it.
     fn flags(&self) -> u32 {
         api!(RedisModule_GetContextFlags(self.raw)).cast_unsigned()
+    }
+
+    /// Whether the server decides for itself. Not for the uncontended path either.
+    pub fn is_master(&self) -> bool {
+        self.flags() & raw::REDISMODULE_CTX_FLAGS_MASTER != 0
     }
 
     /// Whether the server must not write of its own accord: it crashes or breaks its replicas if a
@@ -610,10 +626,12 @@ extern "C" fn enter<C: Command>(
     let done = guarded(|| ctx.reply(&C::run(&ctx, &args).unwrap_or_else(Reply::from)));
     let panicked = || {
         let reply = Reply::Error(reply::PANIC.to_owned());
-        match ctx.blocked.get() {
+        match ctx.answers.get() {
             // A client that is blocked must be unblocked to hear of it, or it hangs for ever.
-            Some(client) => super::waiting::dismiss(&ctx, client, reply),
-            None => {
+            Answers::Nobody(client) => super::waiting::send_away(&ctx, client, reply),
+            // It waits, or was unblocked: a second time would be a double free.
+            Answers::Queue => {}
+            Answers::Command => {
                 ctx.reply(&reply);
             }
         }
@@ -789,7 +807,8 @@ impl Ctx {
         version
     }
 
-    /// Lets the server tell us when it becomes master or replica, and that it is alive.
+    /// Lets the server tell us when it becomes master or replica, when its settings change, and that it is
+    /// alive.
     pub fn subscribe(&self) -> Result<(), Refused> {
         for (id, callback) in [
             (
@@ -797,6 +816,7 @@ impl Ctx {
                 role_changed as EventCallback,
             ),
             (raw::REDISMODULE_EVENT_CRON_LOOP, cron),
+            (raw::REDISMODULE_EVENT_CONFIG, configured),
         ] {
             let event = raw::RedisModuleEvent { id, dataver: 1 };
             let answer = api!(RedisModule_SubscribeToServerEvent(
@@ -840,6 +860,16 @@ extern "C" fn cron(
     guarded(|| super::waiting::cron(&ctx));
 }
 
+extern "C" fn configured(
+    ctx: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    _: u64,
+    _: *mut c_void,
+) {
+    let ctx = Ctx::new(ctx);
+    guarded(|| super::events::configured(&ctx));
+}
+
 /// A client that waits. Unblock it exactly once: twice is a double free, never and the module cannot
 /// be unloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -849,6 +879,19 @@ pub struct Blocked(*mut raw::RedisModuleBlockedClient);
 pub struct Parting {
     pub reply: Reply,
     pub grant: Option<GrantId>,
+    /// Whether the server will send the reply. Told by the reply callback, which is not called for a client
+    /// that has gone.
+    told: Cell<bool>,
+}
+
+impl Parting {
+    pub fn new(reply: Reply, grant: Option<GrantId>) -> Parting {
+        Parting {
+            reply,
+            grant,
+            told: Cell::new(false),
+        }
+    }
 }
 
 impl Ctx {
@@ -861,6 +904,11 @@ impl Ctx {
             | raw::REDISMODULE_CTX_FLAGS_LUA
             | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING;
         flags & one_step == 0 && flags & raw::REDISMODULE_CTX_FLAGS_MASTER != 0
+    }
+
+    /// The client of this command was blocked, and is in the queue now.
+    pub fn queued(&self) {
+        self.answers.set(Answers::Queue);
     }
 
     /// Blocks the client of this command. The server's own timeout is not used: it comes up to 100 ms
@@ -884,7 +932,7 @@ impl Ctx {
             client,
             Some(disconnected)
         ));
-        self.blocked.set(Some(Blocked(client)));
+        self.answers.set(Answers::Nobody(Blocked(client)));
         Some(Blocked(client))
     }
 }
@@ -892,7 +940,7 @@ impl Ctx {
 impl Blocked {
     /// Tells the client, which is granted nothing.
     pub fn answer(self, reply: Reply) {
-        self.unblock(Parting { reply, grant: None });
+        self.unblock(Parting::new(reply, None));
     }
 
     /// Tells the client, before the server sleeps again.
@@ -921,7 +969,13 @@ extern "C" fn part(
     let parting: *const Parting = api!(RedisModule_GetBlockedClientPrivateData(ctx.raw)).cast();
     // SAFETY: the pointer is null, or that of `Blocked::unblock`, which `parted` frees after this.
     if let Some(parting) = unsafe { parting.as_ref() } {
-        guarded(|| ctx.reply(&parting.reply));
+        guarded(|| {
+            ctx.reply(&parting.reply);
+            // Asked for grants only, and after the reply, which may itself exceed the buffer's limit.
+            parting
+                .told
+                .set(parting.grant.is_none() || !ctx.is_closing());
+        });
     }
     OK
 }
@@ -931,7 +985,7 @@ extern "C" fn parted(ctx: *mut raw::RedisModuleCtx, parting: *mut c_void) {
     let ctx = Ctx::new(ctx);
     // SAFETY: the pointer is that of `Blocked::unblock`; the server calls this once, at the end.
     let parting = unsafe { Box::from_raw(parting.cast::<Parting>()) };
-    let told = api!(RedisModule_BlockedClientDisconnected(ctx.raw)) == 0;
+    let told = api!(RedisModule_BlockedClientDisconnected(ctx.raw)) == 0 && parting.told.get();
     guarded(|| super::waiting::parted(&ctx, *parting, told));
 }
 
@@ -962,6 +1016,43 @@ impl Ctx {
     pub fn close(&self, client: ClientId) {
         api!(RedisModule_DeauthenticateAndCloseClient(self.raw, client.0));
     }
+}
+
+impl Ctx {
+    /// Whether the connection of this client is marked to be closed, at once or after the replies it has
+    /// (ACL DELUSER, ACL LOAD, a full output buffer): the server sends it nothing more. No function of the
+    /// API tells; CLIENT LIST does. Where that is renamed nobody is marked.
+    fn is_closing(&self) -> bool {
+        let id = api!(RedisModule_GetClientId(self.raw)).cast_signed();
+        let reply = api!(RedisModule_Call(
+            self.raw,
+            c"CLIENT".as_ptr(),
+            c"ccl".as_ptr(),
+            c"LIST".as_ptr(),
+            c"ID".as_ptr(),
+            id,
+        ));
+        if reply.is_null() {
+            return false;
+        }
+        let closing = self.reply_bytes_of(reply).is_some_and(lists_as_closing);
+        api!(RedisModule_FreeCallReply(reply));
+        closing
+    }
+}
+
+/// Whether a line of CLIENT LIST has one of the flags A (closed as soon as possible) and c (closed after
+/// its replies).
+fn lists_as_closing(line: &[u8]) -> bool {
+    const FIELD: &[u8] = b" flags=";
+    let Some(at) = line.windows(FIELD.len()).position(|found| found == FIELD) else {
+        return false;
+    };
+    let flags = &line[at + FIELD.len()..];
+    flags
+        .iter()
+        .take_while(|flag| **flag != b' ')
+        .any(|flag| matches!(flag, b'A' | b'c'))
 }
 
 /// CLIENT UNBLOCK … TIMEOUT.
@@ -1061,16 +1152,21 @@ impl Ctx {
         }
     }
 
-    /// The bytes of a string or an error; none in any other reply.
-    fn reply_text(&self, reply: *mut raw::RedisModuleCallReply) -> Option<Vec<u8>> {
+    /// The bytes of a string or an error; none in any other reply. Of a reply that is not freed while they
+    /// are looked at.
+    fn reply_bytes_of(&self, reply: *mut raw::RedisModuleCallReply) -> Option<&[u8]> {
         let mut len = 0;
         let start = api!(RedisModule_CallReplyStringPtr(reply, &raw mut len));
         if start.is_null() {
             return None;
         }
         // SAFETY: the API gave start and length of the text, valid until the reply is freed.
-        let bytes = unsafe { slice::from_raw_parts(start.cast::<u8>(), len) };
-        Some(bytes.to_vec())
+        Some(unsafe { slice::from_raw_parts(start.cast::<u8>(), len) })
+    }
+
+    /// The same, to keep.
+    fn reply_text(&self, reply: *mut raw::RedisModuleCallReply) -> Option<Vec<u8>> {
+        self.reply_bytes_of(reply).map(<[u8]>::to_vec)
     }
 
     /// Whether the server knows a command by this name. It is asked without arguments, which no command
@@ -1152,9 +1248,6 @@ extern "C" fn info(raw: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
     }
 }
 
-/// A context that outlives its callback, for the one callback that gets none: a changed setting.
-static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
-
 /// A word that every grant hands to the server, which otherwise makes and frees a string of it each time.
 static PXAT: AtomicPtr<raw::RedisModuleString> = AtomicPtr::new(ptr::null_mut());
 
@@ -1180,25 +1273,27 @@ impl Ctx {
         )
     }
 
-    /// Makes the setting `lockkeeper.max-waiters` known and reads it from the configuration.
-    pub fn register_max_waiters(&self, default: u64, most: u64) -> Result<(), Refused> {
-        let detached = api!(RedisModule_GetDetachedThreadSafeContext(self.raw));
-        DETACHED.store(detached, Ordering::Relaxed);
+    /// Makes a setting known. Only while loading.
+    pub fn register_setting<S: Setting>(&self) -> Result<(), Refused> {
         accepted(
             api!(RedisModule_RegisterNumericConfig(
                 self.raw,
-                c"max-waiters".as_ptr(),
-                default.cast_signed(),
+                S::NAME.as_ptr(),
+                S::DEFAULT.cast_signed(),
                 raw::REDISMODULE_CONFIG_DEFAULT,
-                0,
-                most.cast_signed(),
-                Some(get_max_waiters),
-                Some(set_max_waiters),
+                S::LEAST.cast_signed(),
+                S::MOST.cast_signed(),
+                Some(get_setting::<S>),
+                Some(set_setting::<S>),
                 None,
                 ptr::null_mut(),
             )),
-            "the setting lockkeeper.max-waiters",
-        )?;
+            &format!("the setting lockkeeper.{}", S::NAME.to_string_lossy()),
+        )
+    }
+
+    /// Reads all settings from the configuration. Only while loading, after they were made known.
+    pub fn read_settings(&self) -> Result<(), Refused> {
         accepted(
             api!(RedisModule_LoadConfigs(self.raw)),
             "to read the configuration",
@@ -1206,38 +1301,43 @@ impl Ctx {
     }
 }
 
-fn detached() -> Ctx {
-    Ctx::new(DETACHED.load(Ordering::Relaxed))
+/// A number that CONFIG SET and the configuration file can change.
+pub trait Setting {
+    /// What follows the name of the module and a dot.
+    const NAME: &CStr;
+    const DEFAULT: u64;
+    const LEAST: u64;
+    const MOST: u64;
+    fn get(ctx: &Ctx) -> u64;
+    /// Keeps the number and does nothing else: CONFIG SET takes it back if another setting that was given
+    /// with it is refused, on Redis 8 even after a module was told to apply its own. What follows from the
+    /// number is done when the server says that its settings have changed.
+    fn set(ctx: &Ctx, number: u64);
 }
 
-/// Frees what outlives the callbacks. After this none may come.
-fn free_statics() {
-    let detached = DETACHED.swap(ptr::null_mut(), Ordering::Relaxed);
-    if !detached.is_null() {
-        api!(RedisModule_FreeThreadSafeContext(detached));
-    }
-    let pxat = PXAT.swap(ptr::null_mut(), Ordering::Relaxed);
-    if !pxat.is_null() {
-        api!(RedisModule_FreeString(ptr::null_mut(), pxat));
-    }
+extern "C" fn get_setting<S: Setting>(_: *const c_char, _: *mut c_void) -> c_longlong {
+    // The server gives no context here; our state needs none.
+    let ctx = Ctx::new(ptr::null_mut());
+    guarded(|| S::get(&ctx)).map_or(0, u64::cast_signed)
 }
 
-extern "C" fn get_max_waiters(_: *const c_char, _: *mut c_void) -> c_longlong {
-    let ctx = detached();
-    guarded(|| super::waiting::max_waiters(&ctx)).map_or(0, u64::cast_signed)
-}
-
-extern "C" fn set_max_waiters(
+extern "C" fn set_setting<S: Setting>(
     _: *const c_char,
     number: c_longlong,
     _: *mut c_void,
     _: *mut *mut raw::RedisModuleString,
 ) -> c_int {
-    let ctx = detached();
-    let set = guarded(|| {
-        super::waiting::set_max_waiters(&ctx, u64::try_from(number).unwrap_or(0));
-    });
-    set.map_or(ERR, |()| OK)
+    let ctx = Ctx::new(ptr::null_mut());
+    let number = u64::try_from(number).unwrap_or(S::LEAST);
+    guarded(|| S::set(&ctx, number)).map_or(ERR, |()| OK)
+}
+
+/// Frees what outlives the callbacks. After this none may come.
+fn free_statics() {
+    let pxat = PXAT.swap(ptr::null_mut(), Ordering::Relaxed);
+    if !pxat.is_null() {
+        api!(RedisModule_FreeString(ptr::null_mut(), pxat));
+    }
 }
 
 /// The server unloads the module, if nobody waits and no timer runs: that it looks at itself.

@@ -166,6 +166,10 @@ impl Command for ReleaseCommand {
             stats.releases += u64::from(decision.outcome == Outcome::Released);
             waiting.leave(ctx, name, owner)
         };
+        // Before anybody is served: whoever listens to that may end this client's connection.
+        if let Some(client) = left {
+            client.answer(Reply::Null);
+        }
         let key = match decision.effect {
             Effect::Delete { replaced } => {
                 waiting::serve_next(ctx, name, key, replaced, Some(Cause::Release))
@@ -174,9 +178,6 @@ impl Command for ReleaseCommand {
         };
         if let Some(key) = key {
             apply(ctx, name, key, owner, decision.effect);
-        }
-        if let Some(client) = left {
-            client.answer(Reply::Null);
         }
         Ok(decision.outcome.into())
     }

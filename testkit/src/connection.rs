@@ -32,6 +32,13 @@ impl RawConnection {
         RawConnection { stream, received }
     }
 
+    /// Lets more clients wait than a server allows by default, also for one key.
+    pub fn let_many_wait(&mut self) {
+        for setting in ["lockkeeper.max-waiters", "lockkeeper.max-waiters-per-key"] {
+            self.ask(&pack(&["CONFIG", "SET", setting, "10000"]));
+        }
+    }
+
     pub fn send(&mut self, packed: &[u8]) {
         self.stream.write_all(packed).unwrap();
     }
