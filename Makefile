@@ -57,13 +57,13 @@ chaos: build $(if $(SERVER),,server-needs) ## judge owners on a lock manager's w
 NATIVE := target/servers/valkey-9.1/redis-server
 
 bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(PEERS:%=$(TARGET)/bench/%) ## measure against what people use (10 min); QUICK=1, ONLY='pair renew', PEERS='redlock redsync'
-	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench --bench bench -- $(ONLY)
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench -p lockkeeper-benches --bench bench -- $(ONLY)
 	$(if $(SERVER)$(ONLY),,$(if $(wildcard $(NATIVE)), \
-		LOCKKEEPER_TEST_SERVER='$(abspath $(NATIVE))' cargo bench --bench bench -- pair renew))
+		LOCKKEEPER_TEST_SERVER='$(abspath $(NATIVE))' cargo bench -p lockkeeper-benches --bench bench -- pair renew))
 
 bench-check: build $(if $(SERVER),,server-needs) ## count instructions against benches/instructions.json; UPDATE=1 writes it
 	$(call need,command -v valgrind,valgrind)
-	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench --bench instructions
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench -p lockkeeper-benches --bench instructions
 
 $(TARGET)/bench/python/ready: benches/peers/requirements.txt
 	$(call need,python3 -c 'import ensurepip',python3-venv)
@@ -90,7 +90,7 @@ test-memory: build test-needs ## run the tests of commands and waiting on a serv
 
 COMMANDS ?= 1000000
 model: build test-needs ## compare server and model after each of COMMANDS (1000000) random commands; SEED=… repeats
-	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') $(if $(SEED),LOCKKEEPER_MODEL_SEED=$(SEED)) \
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') LOCKKEEPER_MODEL_SEED=$(or $(SEED),$$(date +%s%N)) \
 		LOCKKEEPER_MODEL_COMMANDS=$(COMMANDS) cargo test --test model -- --nocapture
 
 # Stable Rust will do: the core has no unsafe code, so nothing but its own assertions is needed.

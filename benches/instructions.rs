@@ -10,19 +10,14 @@
 //! PING and SET + DEL are counted as well. They do not run our code: if they differ, the server is
 //! another one, and nothing can be said about ours.
 
-// Shared with the other benchmarks, which use all of it.
-#[allow(dead_code)]
-#[path = "bench/line.rs"]
-mod line;
-
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use line::{Line, pack};
 use serde_json::{Map, Value, json};
+use testkit::connection::{RawConnection, pack};
 
 /// Counts differ by less from run to run: the server's own clockwork is in them.
 const TOLERANCE: f64 = 0.03;
@@ -98,7 +93,7 @@ fn sequences() -> Vec<Sequence> {
 
 fn main() -> ExitCode {
     let update = std::env::var_os("UPDATE").is_some_and(|update| !update.is_empty());
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/instructions.json");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.json");
     let mut known: Map<String, Value> = fs::read(&file)
         .map(|bytes| serde_json::from_slice(&bytes).expect("benches/instructions.json is JSON"))
         .unwrap_or_default();
@@ -199,7 +194,7 @@ fn count(sequence: &Sequence, times: usize) -> f64 {
     let dir = tempfile::tempdir().unwrap();
     let profile = dir.path().join("profile");
     let (mut server, port) = start(dir.path(), &profile);
-    let mut line = Line::to_port(port);
+    let mut line = RawConnection::to_port(port);
     for command in sequence.prepare {
         line.ask(&pack(command));
     }
@@ -225,9 +220,12 @@ fn count(sequence: &Sequence, times: usize) -> f64 {
 
 fn hand_over(port: u16, waiting: usize, times: usize) {
     let owner = |client: usize| format!("{OWNER}:{client:04}");
-    let mut lines: Vec<Line> = (0..=waiting).map(|_| Line::to_port(port)).collect();
+    let mut lines: Vec<RawConnection> = (0..=waiting)
+        .map(|_| RawConnection::to_port(port))
+        .collect();
     let acquire = |client: usize| pack(&["LOCK.ACQUIRE", "lock", &owner(client), TTL, "WAIT", TTL]);
-    let mut bystander = Line::to_port(port);
+    let mut bystander = RawConnection::to_port(port);
+    bystander.let_many_wait();
     for (client, line) in lines.iter_mut().enumerate() {
         line.send(&acquire(client));
         bystander.ask(&pack(&["PING"]));

@@ -79,8 +79,8 @@ impl<'a> Owner<'a> {
         self.0
     }
 
-    /// Whether a value of this many bytes can belong to this owner. Reading a string unshares it, and
-    /// a command that is refused must not even change the encoding: look at the length before.
+    /// Whether a value of this many bytes can belong to this owner. Reading a string unshares it, which
+    /// changes its encoding, and a command that is refused should change nothing: look at the length before.
     pub fn may_hold(self, value_len: usize) -> bool {
         value_len == self.0.len() || value_len == PREFIX + self.0.len()
     }
@@ -109,6 +109,15 @@ impl Fence {
 /// Where fences come from: the clock, and never the same number twice.
 ///
 /// It needs no key of its own. A counter in Redis would promise less: asynchronous failover repeats it.
+/// What the fences of one key promise, and no more:
+///
+/// - While one server runs they grow, over release, expiry and DEL, and however its clock is stepped.
+/// - From a holder to whoever waited for it they grow wherever that happens, since the fence is in the
+///   value that is replaced; unless it is more than a day ahead of the clock.
+/// - Over a restart, or a failover, they grow if the clock of the server that goes on is behind that of
+///   the one before by less than a second, and the one before had been master for a second.
+/// - Over a slot move, to a server that has been master for long, they grow if its clock is behind by less
+///   than the time between the two grants.
 #[derive(Debug)]
 pub struct Fences {
     last: u64,
@@ -132,7 +141,9 @@ impl Fences {
 
     /// The fence of a new grant, above that of the value it replaces.
     ///
-    /// A replaced fence is not remembered: one forged value must not lift the fences of other keys.
+    /// A replaced fence is not remembered: one forged value must not lift the fences of other keys, and
+    /// what could be remembered safely, a fence of a second ahead at most, would promise more over a release
+    /// but not over an expiry or a DEL.
     pub fn next(&mut self, now: UnixUs, replaced: Option<Fence>) -> Fence {
         self.last = (self.last + 1).max(now.0).min(MAX_INTEGER);
         let above = replaced

@@ -46,8 +46,20 @@ impl Now {
 /// hands over within 10 ms; looking costs 0.7 % of a core with one contended key, 2 % with 200.
 const ROUND_MS: u64 = 10;
 
+/// The same once no client has joined and none was granted for [`ACTIVE_MS`]: standbys wait for days, and
+/// ten looks a second cost less than 0.2 % of a core. A renewal does not count: that is what a leader does
+/// while its standbys wait, every second with a short ttl.
+const QUIET_ROUND_MS: u64 = 100;
+
+/// How long after a client joined or was granted the contended keys are looked at often.
+const ACTIVE_MS: u64 = 1_000;
+
 /// How many contended keys one round looks at, so that one round takes well under a millisecond.
 const ROUND_KEYS: usize = 200;
+
+/// How many clients are answered in one turn of the server's loop, when many waits end at once: an answer
+/// costs the server about 10 us, and who does not wait must not be held up by those who do.
+const ANSWERS: usize = 100;
 
 /// How long to leave a key alone after the server refused to let us write it.
 pub const REFUSED_MS: u64 = 100;
@@ -143,11 +155,24 @@ struct Line {
     rest_until: Option<MonoUs>,
 }
 
+/// Why a client has to leave that was neither granted nor has timed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dismissal {
+    /// `lockkeeper.max-waiters` was set to 0.
+    Drained,
+    /// The cluster serves the key elsewhere, or not at all.
+    NotHere,
+    /// The server is not master any more.
+    Demoted,
+}
+
 /// Something the shell is to do now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Task<C> {
     /// The wait of this client is over; it has left.
     TimedOut(C),
+    /// This client has left, and is to be told why.
+    Dismissed(C, Dismissal),
     /// Look at the key and serve whose turn it is.
     Look(Rc<Name>),
     /// The owner was never told: take the grant back if the key still carries it.
@@ -167,7 +192,10 @@ struct Undelivered {
 pub struct Queue<C> {
     places: BTreeMap<Ticket, Place<C>>,
     lines: BTreeMap<Rc<Name>, Line>,
+    /// Those who have a place, and those who are dismissed.
     clients: BTreeMap<C, Ticket>,
+    /// They have left, and are not answered yet.
+    dismissed: BTreeMap<Ticket, (C, Dismissal)>,
     deadlines: BTreeSet<(MonoUs, Ticket)>,
     looks: BTreeSet<(MonoUs, Rc<Name>)>,
     undelivered: BTreeMap<(Rc<Name>, Rc<[u8]>), Undelivered>,
@@ -175,6 +203,8 @@ pub struct Queue<C> {
     take_backs: BTreeSet<(MonoUs, Rc<Name>, Rc<[u8]>)>,
     next_ticket: Ticket,
     next_round: MonoUs,
+    /// Until when the rounds follow one another quickly.
+    active_until: MonoUs,
     /// The last key of the round before; the next round goes on after it.
     round_after: Option<Rc<Name>>,
     paused_until: MonoUs,
@@ -186,12 +216,14 @@ impl<C: Copy + Ord> Default for Queue<C> {
             places: BTreeMap::new(),
             lines: BTreeMap::new(),
             clients: BTreeMap::new(),
+            dismissed: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             looks: BTreeSet::new(),
             undelivered: BTreeMap::new(),
             take_backs: BTreeSet::new(),
             next_ticket: 0,
             next_round: MonoUs(0),
+            active_until: MonoUs(0),
             round_after: None,
             paused_until: MonoUs(0),
         }
@@ -201,11 +233,12 @@ impl<C: Copy + Ord> Default for Queue<C> {
 impl<C: Copy + Ord> Queue<C> {
     /// Nobody waits and no grant is in doubt: there is nothing to do for anybody.
     pub fn is_idle(&self) -> bool {
-        self.places.is_empty() && self.undelivered.is_empty()
+        self.clients.is_empty() && self.undelivered.is_empty()
     }
 
+    /// How many clients wait, for a lock or for the answer that they have to leave.
     pub fn waiters(&self) -> usize {
-        self.places.len()
+        self.clients.len()
     }
 
     pub fn contended_keys(&self) -> usize {
@@ -252,6 +285,7 @@ impl<C: Copy + Ord> Queue<C> {
             deadline,
             client,
         } = wish;
+        self.something_happened(now);
         let before = self
             .lines
             .get(name)
@@ -269,9 +303,6 @@ impl<C: Copy + Ord> Queue<C> {
             self.clients.remove(&earlier);
             self.clients.insert(client, ticket);
             return Some(earlier);
-        }
-        if self.lines.is_empty() {
-            self.next_round = now.plus_ms(ROUND_MS);
         }
         let name = match self.lines.get_key_value(name) {
             Some((name, _)) => Rc::clone(name),
@@ -292,6 +323,15 @@ impl<C: Copy + Ord> Queue<C> {
             },
         );
         None
+    }
+
+    /// A key that clients wait for may soon be free again: it is looked at often for a while.
+    fn something_happened(&mut self, now: MonoUs) {
+        self.active_until = now.plus_ms(ACTIVE_MS);
+        let soon = now.plus_ms(ROUND_MS);
+        if self.lines.is_empty() || self.next_round > soon {
+            self.next_round = soon;
+        }
     }
 
     fn insert(&mut self, ticket: Ticket, place: Place<C>) {
@@ -320,11 +360,13 @@ impl<C: Copy + Ord> Queue<C> {
 
     /// A client has gone, or is told so: it will not be granted anything. Answers whether it waited.
     pub fn leave(&mut self, client: C) -> bool {
-        self.clients
-            .get(&client)
-            .copied()
-            .and_then(|ticket| self.remove(ticket))
-            .is_some()
+        let Some(ticket) = self.clients.remove(&client) else {
+            return false;
+        };
+        if self.dismissed.remove(&ticket).is_none() {
+            self.remove(ticket);
+        }
+        true
     }
 
     /// The owner gives up its place for this key. Answers the client that waited in it.
@@ -333,8 +375,9 @@ impl<C: Copy + Ord> Queue<C> {
         self.remove(ticket).map(|place| place.client)
     }
 
-    /// Everybody leaves, those of one key or all.
-    pub fn leave_all(&mut self, name: Option<&Name>) -> Vec<C> {
+    /// Everybody leaves at once, those of one key or all, and is told why a share at a time
+    /// ([`Task::Dismissed`]).
+    pub fn dismiss(&mut self, name: Option<&Name>, why: Dismissal) {
         let tickets: Vec<Ticket> = match name {
             Some(name) => self
                 .lines
@@ -345,11 +388,12 @@ impl<C: Copy + Ord> Queue<C> {
                 .collect(),
             None => self.places.keys().copied().collect(),
         };
-        tickets
-            .into_iter()
-            .filter_map(|ticket| self.remove(ticket))
-            .map(|place| place.client)
-            .collect()
+        for ticket in tickets {
+            if let Some(place) = self.remove(ticket) {
+                self.clients.insert(place.client, ticket);
+                self.dismissed.insert(ticket, (place.client, why));
+            }
+        }
     }
 
     /// Takes the first in line out of it: its turn. The shell must write the key and then tell the
@@ -366,6 +410,7 @@ impl<C: Copy + Ord> Queue<C> {
         let line = self.lines.get(name)?;
         let (ticket, ended_at) = (*line.order.first()?, line.ends_at);
         let place = self.remove(ticket)?;
+        self.something_happened(now.mono);
         let fence = fences.next(now.wall, replaced);
         let id = GrantId {
             name: Rc::clone(&place.name),
@@ -497,10 +542,17 @@ impl<C: Copy + Ord> Queue<C> {
         }
     }
 
-    /// What is to be done now. While the server must not write, only waits end.
+    /// What is to be done now, or a share of it. While the server must not write, only waits end.
     pub fn due(&mut self, now: MonoUs, may_write: bool) -> Vec<Task<C>> {
         let mut tasks = vec![];
-        while let Some(&(deadline, ticket)) = self.deadlines.first()
+        while tasks.len() < ANSWERS
+            && let Some((_, (client, why))) = self.dismissed.pop_first()
+        {
+            self.clients.remove(&client);
+            tasks.push(Task::Dismissed(client, why));
+        }
+        while tasks.len() < ANSWERS
+            && let Some(&(deadline, ticket)) = self.deadlines.first()
             && deadline <= now
         {
             self.deadlines.pop_first();
@@ -513,13 +565,16 @@ impl<C: Copy + Ord> Queue<C> {
             self.paused_until = now.plus_ms(PAUSED_MS);
             return tasks;
         }
-        while self.take_backs.first().is_some_and(|(at, ..)| *at <= now)
+        let mut grants = 0;
+        while grants < ANSWERS
+            && self.take_backs.first().is_some_and(|(at, ..)| *at <= now)
             && let Some((_, name, owner)) = self.take_backs.pop_first()
         {
             if let Some(undelivered) = self.undelivered.get_mut(&(name.clone(), owner.clone())) {
                 undelivered.take_back_at = None;
                 let fence = undelivered.fence;
                 tasks.push(Task::TakeBack(GrantId { name, owner, fence }));
+                grants += 1;
             }
         }
         for _ in 0..ROUND_KEYS {
@@ -530,7 +585,8 @@ impl<C: Copy + Ord> Queue<C> {
             tasks.push(Task::Look(name));
         }
         if !self.lines.is_empty() && self.next_round <= now {
-            self.next_round = now.plus_ms(ROUND_MS);
+            let quiet = self.active_until <= now;
+            self.next_round = now.plus_ms(if quiet { QUIET_ROUND_MS } else { ROUND_MS });
             self.round(now, &mut tasks);
         }
         tasks
@@ -559,9 +615,12 @@ impl<C: Copy + Ord> Queue<C> {
         );
     }
 
-    /// When [`Queue::due`] has something next; none if there is nothing to wait for.
+    /// When [`Queue::due`] has something next, which may be past; none if there is nothing to wait for.
     pub fn next_due(&self) -> Option<MonoUs> {
-        let deadline = self.deadlines.first().map(|(at, _)| *at);
+        let deadline = match self.dismissed.is_empty() {
+            true => self.deadlines.first().map(|(at, _)| *at),
+            false => Some(MonoUs(0)),
+        };
         let round = (!self.lines.is_empty()).then_some(self.next_round);
         let look = self.looks.first().map(|(at, _)| *at);
         let take_back = self.take_backs.first().map(|(at, ..)| *at);

@@ -4,6 +4,7 @@
 //! word, so each kind has a word of its own.
 
 use crate::lock::{MAX_INTEGER, MAX_OWNER, Outcome};
+use crate::queue::Dismissal;
 use crate::request::BadRequest;
 
 /// A reply, not yet in any protocol.
@@ -44,13 +45,33 @@ pub fn queue_full(max_waiters: u64) -> Reply {
     ))
 }
 
-/// The server may not serve this key any more: clients of a cluster ask again, and elsewhere.
-pub fn try_again() -> Reply {
-    Reply::Error(
-        "TRYAGAIN the slot of this key is served elsewhere or not at all, ask the cluster again"
-            .to_owned(),
-    )
+/// As many clients wait for this key as may.
+pub fn queue_of_key_full(max_waiters_per_key: u64) -> Reply {
+    Reply::Error(format!(
+        "QUEUEFULL lockkeeper.max-waiters-per-key is {max_waiters_per_key} and as many clients wait \
+         for this key, try again later or raise it"
+    ))
 }
+
+/// What a client that has to leave is told.
+impl From<Dismissal> for Reply {
+    fn from(why: Dismissal) -> Reply {
+        match why {
+            Dismissal::Drained => Reply::Null,
+            // Clients of a cluster ask again, and elsewhere.
+            Dismissal::NotHere => Reply::Error(TRY_AGAIN.to_owned()),
+            Dismissal::Demoted => Reply::Error(DEMOTED.to_owned()),
+        }
+    }
+}
+
+const TRY_AGAIN: &str =
+    "TRYAGAIN the slot of this key is served elsewhere or not at all, ask the cluster again";
+
+/// What the servers themselves say to those who are blocked when they become replicas, word for word:
+/// Valkey 9 leaves some of those who wait to us.
+const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, instance state changed \
+                       (master -> replica?)";
 
 /// What Redis says, byte for byte.
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";

@@ -7,7 +7,6 @@
 mod chaos {
     pub mod checker;
     pub mod client;
-    pub mod dice;
     pub mod faulty;
     pub mod history;
     pub mod nodes;
@@ -26,7 +25,7 @@ use chaos::faulty::{CountsInRedis, GivesTwice, InDoubt, ReleasesWhatItFinds};
 use chaos::history::History;
 use chaos::report::Report;
 use chaos::scenario::{self, Durability};
-use testkit::{Server, Setup, YES, ask};
+use testkit::{Server, Setup, YES, ask, setting};
 
 const ROUNDS: usize = 20;
 
@@ -111,10 +110,9 @@ fn a_lost_wake_up_is_found() {
 #[test]
 #[ignore = "takes minutes: make chaos"]
 fn rounds() {
-    let given = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-    let only = std::env::var("CHAOS_ONLY").unwrap_or_default();
-    let mut seed = given("CHAOS_SEED").unwrap_or(1);
-    let time = Duration::from_secs(60 * given("CHAOS_MINUTES").unwrap_or(0));
+    let only: String = setting("CHAOS_ONLY", String::new());
+    let mut seed = setting("CHAOS_SEED", 1);
+    let time = Duration::from_secs(60 * setting("CHAOS_MINUTES", 0));
     let start = Instant::now();
     let mut failed = false;
     println!("server {}", scenario::version(&Server::start()));

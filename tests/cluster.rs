@@ -3,7 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
+use std::time::{Duration, Instant};
 
+use redis::Connection;
 use redis::cluster::ClusterClient;
 use testkit::cluster::{Cluster, move_slot_in_one_step, moves_in_one_step, node_id, slot_of};
 use testkit::waiting::*;
@@ -245,4 +247,45 @@ fn a_slot_that_moves_never_has_two_owners_and_loses_nobody_who_asks_through_redi
 
     println!("{report}");
     assert!(report.contains("overlaps=0 "), "{report}");
+}
+
+#[test]
+fn those_who_wait_on_a_master_that_is_replaced_are_sent_away_and_wait_on_the_new_one() {
+    for how in [&["FORCE"][..], &["TAKEOVER"], &[]] {
+        let cluster = Cluster::start();
+        let master = &cluster.nodes[0];
+        let replica = cluster.replica_of(0);
+        let (mut at_master, mut at_replica) = (master.connect(), replica.connect());
+        let old = hold(&mut at_master, KEY);
+        let mut line = ["first", "second"].map(|owner| join(master, KEY, owner));
+        eventually("the replica has the lock", || {
+            ask!(at_replica, "READONLY") == OK && ask!(at_replica, "EXISTS", KEY) == YES
+        });
+
+        // A failover by vote is given up after five seconds on a machine that is too busy for it.
+        let mut asked: Option<Instant> = None;
+        eventually("the replica is elected", || {
+            if asked.is_none_or(|asked| asked.elapsed() > Duration::from_secs(6)) {
+                let _ = ask!(at_replica, "CLUSTER", "FAILOVER", how);
+                asked = Some(Instant::now());
+            }
+            info::<String>(&mut at_replica, "replication", "role") == "master"
+        });
+
+        for waiter in &mut line {
+            let told = error(waiter.reply());
+            assert!(told.starts_with("UNBLOCKED "), "{how:?}: {told}");
+        }
+        assert_eq!(gauge(&mut at_master, "waiters"), 0);
+        let grants = |redis: &mut Connection, how| gauge(redis, &format!("grants_{how}_total"));
+        for cause in ["by_release", "by_expiry", "by_deletion", "taken_back"] {
+            assert_eq!(grants(&mut at_master, cause), 0, "{cause}");
+        }
+        eventually("the replica is master", || {
+            ask!(at_replica, "LOCK.ACQUIRE", KEY, "nobody", LONG) == NULL
+        });
+        let mut first = join(&replica, KEY, "first");
+        assert_eq!(ask!(at_replica, "LOCK.RELEASE", KEY, "holder"), YES);
+        assert!(fence(first.reply()) > old);
+    }
 }

@@ -212,3 +212,86 @@ fn the_fence_grows_over_a_failover_while_clocks_differ_by_less_than_a_second() {
     let next = acquire(&mut promoted, "k");
     assert!(next > last, "{next} after {last}");
 }
+
+/// What MIGRATE does to a key of a slot that moves.
+fn migrate(redis: &mut Connection, to: &Server, key: &str) {
+    let moved = ask!(redis, "MIGRATE", "127.0.0.1", to.port(), key, 0, 10_000);
+    assert_eq!(moved, OK);
+}
+
+/// Two servers, of which the clock of the second is an hour behind: a key moves from the first.
+fn moved_to_a_clock_an_hour_behind() -> ([Server; 2], i64) {
+    let servers = [0, -3_600_000].map(|ahead| Setup::new().clock_ms(ahead).start());
+    let mut source = servers[0].connect();
+    wait_for_the_clock_to_lead(&mut source);
+    let before = acquire(&mut source, "k");
+    migrate(&mut source, &servers[1], "k");
+    (servers, before)
+}
+
+#[test]
+fn the_fence_grows_from_the_holder_to_a_waiter_though_the_key_came_from_a_clock_an_hour_ahead() {
+    let ([_source, target], before) = moved_to_a_clock_an_hour_behind();
+    let mut waiter = waiting::join(&target, "k", "bob");
+
+    assert_eq!(ask!(target.connect(), "LOCK.RELEASE", "k", "alice"), YES);
+
+    assert_eq!(fence(waiter.reply()), before + 1);
+}
+
+/// The limit of the promise: the fence that was released is in no value, and the clock is an hour behind.
+#[test]
+fn the_fence_goes_back_after_a_move_to_a_clock_that_is_further_behind_than_the_time_between_the_grants()
+ {
+    let ([_source, target], before) = moved_to_a_clock_an_hour_behind();
+    let mut redis = target.connect();
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "alice"), YES);
+
+    let after = acquire(&mut redis, "k");
+
+    assert!(after < before, "{after} after {before}: promise more");
+}
+
+#[test]
+fn the_fence_grows_after_a_move_to_a_clock_that_is_behind_by_less_than_the_time_between_the_grants()
+{
+    let servers = [0, -200].map(|ahead| Setup::new().clock_ms(ahead).start());
+    let [mut source, mut target] = [0, 1].map(|n| servers[n].connect());
+    for redis in [&mut source, &mut target] {
+        wait_for_the_clock_to_lead(redis);
+    }
+    let before = acquire(&mut source, "k");
+    migrate(&mut source, &servers[1], "k");
+    assert_eq!(ask!(target, "LOCK.RELEASE", "k", "alice"), YES);
+    eventually("more than the difference has passed", || {
+        clock(&mut source) > before + 250 * MILLISECOND_US
+    });
+
+    let after = acquire(&mut target, "k");
+
+    assert!(after > before, "{after} after {before}");
+}
+
+/// The fences of a key before and after a restart during which the clock is stepped.
+fn over_a_restart_with_a_step_of(step_ms: i64) -> [i64; 2] {
+    let mut server = Setup::new().clock_ms(0).start();
+    wait_for_the_clock_to_lead(&mut server.connect());
+    let before = acquire(&mut server.connect(), "k");
+    server.kill9();
+    server.set_clock_ms(step_ms);
+    server.start_again();
+    [before, acquire(&mut server.connect(), "k")]
+}
+
+#[test]
+fn the_fence_grows_over_a_restart_though_the_clock_is_stepped_back_by_less_than_a_second() {
+    let [before, after] = over_a_restart_with_a_step_of(-900);
+    assert!(after > before, "{after} after {before}");
+}
+
+/// The limit of the promise: a server that starts knows nothing but its clock.
+#[test]
+fn the_fence_goes_back_over_a_restart_during_which_the_clock_is_stepped_back_by_an_hour() {
+    let [before, after] = over_a_restart_with_a_step_of(-3_600_000);
+    assert!(after < before, "{after} after {before}: promise more");
+}

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
+use fastrand::Rng;
 use redis::Connection;
 use testkit::waiting::*;
 use testkit::*;
@@ -337,37 +338,25 @@ fn a_client_that_never_reads_its_replies_holds_up_nobody() {
     bystanders.assert_unharmed();
 }
 
-/// A generator of random numbers that a seed repeats: xorshift64*.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as usize % bound
-    }
-}
-
 /// A few commands with a few bytes changed, lost, doubled or made up.
-fn mutilated(random: &mut Random) -> Vec<u8> {
+fn mutilated(random: &mut Rng) -> Vec<u8> {
     let mut bytes = vec![];
-    for _ in 0..1 + random.below(4) {
-        bytes.extend(&commands(b"k")[random.below(5)]);
+    for _ in 0..1 + random.usize(..4) {
+        bytes.extend(&commands(b"k")[random.usize(..5)]);
     }
-    for _ in 0..random.below(4) {
-        let at = random.below(bytes.len().max(1));
+    for _ in 0..random.usize(..4) {
+        let at = random.usize(..bytes.len().max(1));
         if bytes.is_empty() {
             break;
         }
-        match random.below(6) {
-            0 => bytes[at] = random.below(256) as u8,
-            1 => bytes[at] = b"0123456789$*:\r\n-"[random.below(16)],
+        match random.usize(..6) {
+            0 => bytes[at] = random.u8(..),
+            1 => bytes[at] = b"0123456789$*:\r\n-"[random.usize(..16)],
             2 => drop(bytes.remove(at)),
-            3 => bytes.insert(at, random.below(256) as u8),
+            3 => bytes.insert(at, random.u8(..)),
             4 => bytes.truncate(at + 1),
             _ => {
-                let end = (at + random.below(20)).min(bytes.len());
+                let end = (at + random.usize(..20)).min(bytes.len());
                 let again = bytes[at..end].to_vec();
                 bytes.splice(at..at, again);
             }
@@ -378,18 +367,16 @@ fn mutilated(random: &mut Random) -> Vec<u8> {
 
 #[test]
 fn mutilated_commands_harm_nobody() {
-    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-    let seed = number("LOCKKEEPER_HOSTILE_SEED")
-        .unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64);
-    let rounds = number("LOCKKEEPER_HOSTILE_ROUNDS").unwrap_or(3_000);
+    let seed = setting("LOCKKEEPER_HOSTILE_SEED", 1);
+    let rounds: u64 = setting("LOCKKEEPER_HOSTILE_ROUNDS", 3_000);
     println!("LOCKKEEPER_HOSTILE_SEED={seed} LOCKKEEPER_HOSTILE_ROUNDS={rounds}");
-    let mut random = Random(seed | 1);
+    let mut random = Rng::with_seed(seed);
     let mut bystanders = Bystanders::new();
     for _ in 0..rounds {
         let bytes = mutilated(&mut random);
         let mut raw = Raw::to(&bystanders.server);
         raw.send(&bytes);
-        if random.below(8) == 0 {
+        if random.usize(..8) == 0 {
             // Gone without a word, half of its commands unread.
             continue;
         }

@@ -430,3 +430,129 @@ fn when_a_wait_ends_as_the_lock_is_released_there_is_one_answer_and_it_is_true()
     }
     assert_eq!(gauge(&mut redis, "waiters"), 0);
 }
+
+/// A client of a user of its own, "u", that is in line for "k" when this returns.
+fn join_as_user(server: &Server, owner: &str) -> Waiter {
+    let mut redis = server.connect();
+    assert_eq!(ask!(redis, "AUTH", "u", "secret"), OK);
+    let mut waiter = Waiter::on(redis);
+    waiter.ask("k", owner, LONG, LONG);
+    let mut redis = server.connect();
+    eventually(format!("{owner} is in line"), || {
+        queue(&mut redis, "k").iter().any(|name| name == owner)
+    });
+    waiter
+}
+
+const USER: &[&str] = &["on", ">secret", "~*", "+@all"];
+
+/// The server sends nothing more to a connection that it is about to close, whatever closes it, and whether
+/// the grant comes before or after that in the same turn of its loop.
+#[test]
+fn a_grant_to_a_client_that_is_being_closed_goes_to_the_next() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    for deed in [
+        "MULTI; ACL DELUSER u; LOCK.RELEASE k holder; EXEC",
+        "MULTI; LOCK.RELEASE k holder; ACL DELUSER u; EXEC",
+        // An ACQUIRE that serves the first in line.
+        "MULTI; ACL DELUSER u; DEL k; LOCK.ACQUIRE k late 1000; EXEC",
+        "MULTI; DEL k; LOCK.ACQUIRE k late 1000; ACL DELUSER u; EXEC",
+        // The timer, which is due when the server has slept.
+        "DEL k; DEBUG SLEEP 0.03; ACL DELUSER u",
+    ] {
+        assert_eq!(ask!(redis, "ACL", "SETUSER", "u", USER), OK);
+        hold(&mut redis, "k");
+        let mut first = join_as_user(&server, "first");
+        let mut second = join(&server, "k", "second");
+
+        pipeline(deed).exec(&mut redis).unwrap();
+
+        assert!(first.is_closed(), "{deed}");
+        let fence = fence(second.reply());
+        assert_eq!(ask!(redis, "GET", "k"), text(lock_value(fence, "second")));
+        assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "second"), YES);
+        assert_eq!(ask!(redis, "LOCK.INFO", "k"), NULL);
+    }
+}
+
+#[test]
+fn a_grant_in_doubt_passes_by_whoever_is_being_closed() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let mut actor = Waiter::of(&server);
+    assert_eq!(ask!(redis, "ACL", "SETUSER", "u", USER), OK);
+    hold(&mut redis, "k");
+    let first = join(&server, "k", "first");
+    let _doomed = [join_as_user(&server, "a"), join_as_user(&server, "b")];
+    let mut last = join(&server, "k", "last");
+
+    // The take-back comes after this read of the server, and so does the rest of what is sent.
+    let (kill, id) = ("LOCK.RELEASE k holder; CLIENT KILL ID", first.id);
+    actor.send_all(&pipeline(&format!("{kill} {id}; ACL DELUSER u")));
+
+    let fence = fence(last.reply());
+    assert_eq!(ask!(redis, "GET", "k"), text(lock_value(fence, "last")));
+}
+
+#[test]
+fn a_grant_to_a_client_whose_user_another_connection_takes_away_goes_to_the_next() {
+    let users = tempfile::NamedTempFile::new().unwrap();
+    let path = users.path().to_str().unwrap();
+    let everybody = "user default on nopass ~* &* +@all\n";
+    std::fs::write(path, format!("{everybody}user u on >secret ~* &* +@all\n")).unwrap();
+    let server = Server::with(&["--aclfile", path]);
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let mut first = join_as_user(&server, "first");
+    let mut second = join(&server, "k", "second");
+    std::fs::write(path, everybody).unwrap();
+
+    // While the server sleeps both arrive, and are carried out in one turn of its loop.
+    let mut sleeper = Waiter::of(&server);
+    let mut actors = [Waiter::of(&server), Waiter::of(&server)];
+    sleeper.send(&words("DEBUG SLEEP 0.2"));
+    actors[0].send(&words("LOCK.RELEASE k holder"));
+    actors[1].send(&words("ACL LOAD"));
+
+    assert_eq!(actors[0].reply(), YES);
+    assert_eq!(actors[1].reply(), OK);
+    assert!(first.is_closed());
+    let fence = fence(second.reply());
+    assert_eq!(ask!(redis, "GET", "k"), text(lock_value(fence, "second")));
+}
+
+#[test]
+fn a_grant_to_a_client_with_more_output_than_it_may_have_goes_to_the_next() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let keys: Vec<String> = (0..100).map(|n| format!("{n:0500}")).collect();
+    let mut listener = server.connect_resp3();
+    assert_eq!(ask!(listener, "CLIENT", "TRACKING", "ON"), OK);
+    ask!(listener, "MGET", &keys).unwrap();
+    hold(&mut redis, "k");
+    let mut first = Waiter::on(listener);
+    first.ask("k", "first", LONG, LONG);
+    eventually_wait(&mut redis, 1);
+    let mut second = join(&server, "k", "second");
+    let limit = ["client-output-buffer-limit", "normal 20000 0 0"];
+    assert_eq!(ask!(redis, "CONFIG", "SET", &limit), OK);
+
+    // What it is told of those keys is more than it may have at once, before or after its grant.
+    pipe()
+        .atomic()
+        .cmd("MSET")
+        .arg(
+            keys.iter()
+                .flat_map(|key| [key.as_str(), ""])
+                .collect::<Vec<_>>(),
+        )
+        .cmd("LOCK.RELEASE")
+        .arg(&["k", "holder"])
+        .exec(&mut redis)
+        .unwrap();
+
+    let fence = fence(second.reply());
+    assert_eq!(ask!(redis, "GET", "k"), text(lock_value(fence, "second")));
+    drop(first);
+}

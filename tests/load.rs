@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use redis::{Connection, from_redis_value};
+use testkit::waiting::gauge;
 use testkit::*;
 
 const TTL: i64 = 100_000;
@@ -171,6 +172,37 @@ fn a_server_that_may_evict_locks_is_warned_about() {
     assert!(!warned("noeviction"));
 }
 
+#[test]
+fn a_server_that_becomes_able_to_evict_locks_is_warned_about() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let warnings = || server.log().matches("maxmemory-policy noeviction").count();
+    let mut set = |name: &str, value: &str| {
+        assert_eq!(ask!(redis, "CONFIG", "SET", name, value), OK);
+        assert_eq!(
+            gauge(&mut redis, "eviction_possible"),
+            warnings() as i64 % 2
+        );
+    };
+    // A policy without a limit, and a limit without a policy, evict nothing.
+    set("maxmemory-policy", "allkeys-lru");
+    assert_eq!(warnings(), 0);
+    set("maxmemory", "100mb");
+    assert_eq!(warnings(), 1);
+    // Once for each time that it begins, whatever else is set meanwhile.
+    set("maxmemory-policy", "volatile-ttl");
+    set("lockkeeper.max-waiters", "5");
+    assert_eq!(warnings(), 1);
+    assert_eq!(
+        ask!(redis, "CONFIG", "SET", "maxmemory-policy", "noeviction"),
+        OK
+    );
+    assert_eq!(warnings(), 1);
+    let together = ["maxmemory", "50mb", "maxmemory-policy", "allkeys-random"];
+    assert_eq!(ask!(redis, "CONFIG", "SET", &together), OK);
+    assert_eq!(warnings(), 2);
+}
+
 /// The wheel with the old server is built for this processor only.
 #[cfg(target_arch = "x86_64")]
 #[test]
@@ -244,4 +276,32 @@ fn a_server_where_a_command_we_replicate_by_has_another_name_is_refused_with_a_s
     }
     let server = Server::with(&["--rename-command", "FLUSHALL", ""]);
     fence(ask!(server.connect(), "LOCK.ACQUIRE", "k", "alice", TTL));
+}
+
+/// With a rule that names our commands Redis 7.2 to 8.2 and Valkey 8 end with a failed assertion.
+#[test]
+fn unloading_is_refused_with_a_sentence_where_the_server_does_not_tell_its_acl_rules() {
+    let mut server = Setup::new()
+        .args(&["--rename-command", "ACL", "hidden"])
+        .start();
+    let mut redis = server.connect();
+    fence(ask!(redis, "LOCK.ACQUIRE", "k", "alice", TTL));
+    // Valkey 9.1 looks itself for rules that name our commands, and refuses in its own words.
+    for (rules, ours) in [
+        (&[][..], true),
+        (&["+lock.acquire"], false),
+        (&["-@all"], false),
+    ] {
+        assert_eq!(ask!(redis, "hidden", "SETUSER", "limited", rules), OK);
+        let before = server.log().len();
+
+        let refused = error(ask!(redis, "MODULE", "UNLOAD", "lockkeeper"));
+
+        assert!(refused.starts_with("ERR "), "{refused}");
+        let log = server.log().split_off(before);
+        assert!(log.contains("ACL"), "{log}");
+        assert!(!ours || said(&log).contains("rename-command"), "{log}");
+        assert!(server.is_running());
+        assert_eq!(ask!(redis, "LOCK.RENEW", "k", "alice", TTL), YES);
+    }
 }

@@ -6,21 +6,10 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::thread;
 use std::time::Instant;
 
+use fastrand::Rng;
 use redis::{Connection, ConnectionLike as _};
 use testkit::waiting::*;
 use testkit::*;
-
-/// Numbers that look random and are the same in every run (xorshift).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
 
 const CLIENTS: u64 = 20;
 const KEYS: u64 = 6;
@@ -48,20 +37,20 @@ impl Everybody<'_> {
 }
 
 /// One client does one thing to the locks of all.
-fn operate(redis: &mut Connection, dice: &mut Dice, round: u64, everybody: &Everybody) -> Reply {
-    let somebody = everybody.ids[dice.below(CLIENTS) as usize].load(Relaxed);
-    let key = format!("k{}", dice.below(KEYS));
-    let other = format!("k{}", dice.below(KEYS));
-    let owner = format!("{}", dice.below(CLIENTS));
-    let short = 1 + dice.below(20);
-    let ttl = match dice.below(3) {
-        0 => SHORTEST_LASTING_TTL as u64 + dice.below(1_000_000),
+fn operate(redis: &mut Connection, random: &mut Rng, round: u64, everybody: &Everybody) -> Reply {
+    let somebody = everybody.ids[random.u64(..CLIENTS) as usize].load(Relaxed);
+    let key = format!("k{}", random.u64(..KEYS));
+    let other = format!("k{}", random.u64(..KEYS));
+    let owner = format!("{}", random.u64(..CLIENTS));
+    let short = 1 + random.u64(..20);
+    let ttl = match random.u64(..3) {
+        0 => SHORTEST_LASTING_TTL as u64 + random.u64(..1_000_000),
         _ => short,
     };
-    match dice.below(39) {
+    match random.u64(..39) {
         0..=11 => {
             let reply = ask!(redis, "LOCK.ACQUIRE", &key, &owner, ttl, "WAIT", short);
-            match dice.below(2) {
+            match random.u64(..2) {
                 0 if matches!(reply, Ok(Value::Int(_))) => ask!(redis, "LOCK.RELEASE", key, owner),
                 _ => reply,
             }
@@ -74,14 +63,14 @@ fn operate(redis: &mut Connection, dice: &mut Dice, round: u64, everybody: &Ever
         22 => ask!(redis, "UNLINK", key),
         23 => ask!(redis, "GETDEL", key),
         24 => ask!(redis, "RENAME", key, other),
-        25 => ask!(redis, "MOVE", key, dice.below(DBS)),
+        25 => ask!(redis, "MOVE", key, random.u64(..DBS)),
         26 => ask!(redis, "COPY", key, other, "REPLACE"),
         27 => ask!(redis, "RESTORE", key, ttl, &everybody.dump, "REPLACE"),
         28 => ask!(redis, "PEXPIRE", key, ttl),
         29 => ask!(redis, "PERSIST", key),
         30 => ask!(redis, "SET", key, owner, "NX", "PX", ttl),
         31 => ask!(redis, "SWAPDB", 0, 1),
-        32 => ask!(redis, "SELECT", dice.below(DBS)),
+        32 => ask!(redis, "SELECT", random.u64(..DBS)),
         33 => ask!(redis, "LOCK.ACQUIRE", key, owner, ttl, "WAIT", 0),
         34 => redis::pipe()
             .atomic()
@@ -98,7 +87,7 @@ fn operate(redis: &mut Connection, dice: &mut Dice, round: u64, everybody: &Ever
         36 => ask!(redis, "CLIENT", "KILL", "ID", somebody),
         37 => ask!(redis, "PEXPIREAT", key, 1),
         // Seldom, as they leave little to compare.
-        _ => match dice.below(20) {
+        _ => match random.u64(..20) {
             0 => ask!(redis, "FLUSHALL", "ASYNC"),
             1 => ask!(redis, "FLUSHDB"),
             2 => pipeline("CONFIG SET maxmemory 1; CONFIG SET maxmemory 0")
@@ -178,11 +167,11 @@ fn replica_and_append_only_file_equal_the_master_whatever_happened() {
             for client in 0..CLIENTS {
                 let everybody = &everybody;
                 threads.spawn(move || {
-                    let mut dice = Dice(1 + client + CLIENTS * round);
+                    let mut random = Rng::with_seed(client + CLIENTS * round);
                     let mut redis = everybody.connect(client);
                     for _ in 0..1_000 / CLIENTS {
                         // An error is as good as an answer here; who was killed comes again.
-                        let answer = operate(&mut redis, &mut dice, round, everybody);
+                        let answer = operate(&mut redis, &mut random, round, everybody);
                         if answer.is_err() && !redis.is_open() {
                             redis = everybody.connect(client);
                         }
@@ -429,4 +418,91 @@ fn with_io_threads_nobody_is_lost() {
     println!("500 turns with io-threads in {:?}", start.elapsed());
     assert_eq!(gauge(&mut redis, "waiters"), 0);
     assert!(server.is_running());
+}
+
+/// Valkey has clients that want to be sent to the new master, and lets them wait on: they are told as all
+/// others are, also where a replica may be written to.
+#[test]
+fn who_can_be_redirected_is_sent_away_by_a_replica_and_granted_nothing() {
+    for read_only in ["yes", "no"] {
+        let server = Server::with(&["--replica-read-only", read_only]);
+        let mut redis = server.connect();
+        fence(ask!(redis, "LOCK.ACQUIRE", "ends", "holder", 200));
+        hold(&mut redis, "lasts");
+        let mut line = ["ends", "lasts"].map(|key| {
+            let mut redis = server.connect();
+            // Unknown to Redis.
+            let _ = ask!(redis, "CLIENT", "CAPA", "REDIRECT");
+            let mut waiter = Waiter::on(redis);
+            waiter.ask(key, "waiter", LONG, LONG);
+            waiter
+        });
+        eventually_wait(&mut redis, 2);
+
+        assert_eq!(ask!(redis, "REPLICAOF", "127.0.0.1", 1), OK);
+
+        for waiter in &mut line {
+            assert_eq!(error(waiter.reply()), SENT_AWAY);
+        }
+        assert_eq!(gauge(&mut redis, "waiters"), 0);
+        eventually("the lease has ended", || {
+            number(ask!(redis, "PTTL", "ends")) == -2
+        });
+        assert_eq!(ask!(redis, "LOCK.INFO", "ends"), NULL);
+        assert_eq!(gauge(&mut redis, "grants_by_expiry_total"), 0);
+
+        assert_eq!(ask!(redis, "REPLICAOF", "NO", "ONE"), OK);
+        let mut waiter = join(&server, "lasts", "waiter");
+        assert_eq!(ask!(redis, "LOCK.RELEASE", "lasts", "holder"), YES);
+        fence(waiter.reply());
+    }
+}
+
+const SENT_AWAY: &str = "UNBLOCKED force unblock from blocking operation, instance state changed \
+                         (master -> replica?)";
+
+#[test]
+fn a_grant_that_a_server_made_just_before_it_was_a_replica_for_an_instant_is_not_lost() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let instant = "REPLICAOF 127.0.0.1 1; REPLICAOF NO ONE";
+    hold(&mut redis, "k");
+    let mut waiter = join(&server, "k", "waiter");
+
+    pipeline(&format!("MULTI; LOCK.RELEASE k holder; {instant}; EXEC"))
+        .exec(&mut redis)
+        .unwrap();
+
+    // Redis 7.0 closes its connection without a word, as it does when any client is unblocked twice.
+    let told = error(waiter.reply());
+    assert!(
+        [SENT_AWAY, "unexpected end of file"].contains(&&*told),
+        "{told}"
+    );
+    eventually("the grant is taken back", || {
+        ask!(redis, "EXISTS", "k") == NO
+    });
+    assert_eq!(gauge(&mut redis, "grants_taken_back_total"), 1);
+    assert_eq!(gauge(&mut redis, "waiters"), 0);
+    fence(ask!(redis, "LOCK.ACQUIRE", "k", "next", LONG));
+}
+
+#[test]
+fn a_replica_takes_no_grant_back_and_forgets_that_it_was_in_doubt() {
+    let server = Server::with(&["--replica-read-only", "no"]);
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let waiter = join(&server, "k", "waiter");
+    let killed = format!("LOCK.RELEASE k holder; CLIENT KILL ID {}", waiter.id);
+    pipeline(&format!("MULTI; {killed}; REPLICAOF 127.0.0.1 1; EXEC"))
+        .exec(&mut redis)
+        .unwrap();
+
+    // Nothing is ours to do any more, so the module could be unloaded.
+    eventually("the module has forgotten it", || {
+        ask!(redis, "MODULE", "UNLOAD", "lockkeeper") == OK
+    });
+    let value = ask!(redis, "GET", "k").unwrap();
+    let value: String = redis::from_redis_value(value).unwrap();
+    assert!(value.ends_with(":waiter"), "{value}");
 }

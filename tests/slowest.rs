@@ -19,6 +19,8 @@ fn settings(redis: &mut Connection) {
     for (name, value) in [
         ("slowlog-log-slower-than", "0"),
         ("slowlog-max-len", "100000"),
+        // All for one key as well.
+        ("lockkeeper.max-waiters-per-key", "1000"),
     ] {
         assert_eq!(ask!(redis, "CONFIG", "SET", name, value), OK);
     }

@@ -324,3 +324,36 @@ fn a_deletion_is_noticed_as_soon_among_two_hundred_contended_keys() {
         start.elapsed()
     });
 }
+
+/// How often the server's main thread has gone to sleep.
+fn sleeps(server: &Server) -> i64 {
+    let path = format!("/proc/{0}/task/{0}/status", server.pid());
+    let status = std::fs::read_to_string(path).unwrap();
+    let switches = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    switches.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn a_server_on_which_nothing_happens_looks_seldom_and_still_notices_what_others_do() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    hold(&mut redis, "k");
+    let mut waiter = join(&server, "k", "waiter");
+    let mut hourglass = Waiter::of(&server);
+    hourglass.ask("k", "hourglass", LONG, 4_000);
+    let before = sleeps(&server);
+    assert_eq!(hourglass.reply(), NULL);
+    let slept = sleeps(&server) - before;
+
+    // One second of a hundred looks, three of ten, and the server's own clock, ten times a second.
+    println!("slept {slept} times in four seconds");
+    assert!(slept < 330, "{slept}");
+
+    let start = Instant::now();
+    assert_eq!(ask!(redis, "DEL", "k"), YES);
+    fence(waiter.reply());
+    println!("noticed after {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(1));
+}

@@ -4,11 +4,10 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use lockkeeper::Lockkeeper;
+use fastrand::Rng;
+use lockkeeper::{Acquired, Lockkeeper};
 use rslock::LockManager;
 
-use crate::handover::Chance;
-use crate::line::{Line, pack};
 use crate::measure::{Meter, Series};
 use crate::pair::RELEASE_SCRIPT;
 use crate::peers;
@@ -17,6 +16,7 @@ use crate::report::{Cell, Report, Target};
 use crate::sequence::{TTL, load_script};
 use crate::{pin, quick, rounds};
 use testkit::Server;
+use testkit::connection::{RawConnection, pack};
 
 /// How long a client holds the lock: as long as a small transaction.
 const HOLD: Duration = Duration::from_millis(5);
@@ -403,7 +403,7 @@ fn run<L: Lock>(plan: Plan, client: impl Fn(usize) -> L + Sync) -> Vec<Log> {
 
 fn take_turns(plan: Plan, mut lock: impl Lock, number: usize, start: Instant) -> Log {
     let until = start + plan.length;
-    let mut chance = Chance::seeded(number as u64 + 1);
+    let mut random = Rng::with_seed(number as u64);
     let mut log = Log::default();
     let now = || start.elapsed().as_secs_f64();
     while Instant::now() + plan.hold < until {
@@ -422,7 +422,7 @@ fn take_turns(plan: Plan, mut lock: impl Lock, number: usize, start: Instant) ->
             releasing,
         });
         if !plan.pause.is_zero() {
-            std::thread::sleep(chance.part_of(plan.pause));
+            std::thread::sleep(plan.pause.mul_f64(random.f64()));
         }
     }
     log
@@ -436,7 +436,7 @@ fn ms_until(until: Instant) -> String {
 
 /// The commands, without any helper. A fresh owner for every turn.
 struct Raw {
-    line: Line,
+    line: RawConnection,
     turn: u64,
     id: String,
 }
@@ -444,7 +444,7 @@ struct Raw {
 impl Raw {
     fn of(server: &Server) -> Raw {
         Raw {
-            line: Line::to(server),
+            line: RawConnection::to(server),
             turn: 0,
             id: uuid(),
         }
@@ -483,7 +483,7 @@ fn uuid() -> String {
 
 struct Helper {
     lockkeeper: Lockkeeper,
-    held: Option<lockkeeper::blocking::Held>,
+    held: Option<lockkeeper::Held>,
 }
 
 impl Helper {
@@ -501,22 +501,31 @@ impl Lock for Helper {
         let left = until.saturating_duration_since(Instant::now());
         let acquire = self.lockkeeper.acquire("lock").wait(left);
         // On a machine that is too busy the helper may lose patience: one more that was not served.
-        self.held = acquire.blocking().unwrap_or_else(|error| {
-            eprintln!("{HELPER}: {error}");
-            None
-        });
+        self.held = match acquire.blocking() {
+            Ok(Acquired::Yes(held)) => Some(held),
+            Ok(Acquired::Busy) => None,
+            Err(error) => {
+                eprintln!("{HELPER}: {error}");
+                None
+            }
+        };
         self.held.is_some()
     }
 
     fn release(&mut self) {
-        let released = self.held.take().expect("it is held").release().unwrap();
+        let released = self
+            .held
+            .take()
+            .expect("it is held")
+            .blocking_release()
+            .unwrap();
         assert_eq!(released, lockkeeper::Released::Yes);
     }
 }
 
 /// What a loop around `SET NX` does.
 struct Poller {
-    line: Line,
+    line: RawConnection,
     take: Vec<u8>,
     give: Vec<u8>,
     every: Duration,
@@ -544,7 +553,7 @@ fn polling(every_ms: u64) -> impl Fn(&Server, Plan) -> Vec<Log> {
         run(plan, |_| {
             let owner = uuid();
             Poller {
-                line: Line::to(server),
+                line: RawConnection::to(server),
                 take: pack(&["SET", "lock", &owner, "NX", "PX", TTL]),
                 give: pack(&["EVALSHA", &script, "1", "lock", &owner]),
                 every: Duration::from_millis(every_ms),

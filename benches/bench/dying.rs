@@ -1,14 +1,15 @@
-//! A thousand clients that wait die at once: how long does that stall the others?
+//! A thousand clients that wait die at once, or thousands of waits end at once: how long does that stall the
+//! others?
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::handover::us;
-use crate::line::{Line, pack};
+use crate::handover::{sleep_until, us};
 use crate::measure::{Contender, Figures, Meter, Rounds};
 use crate::report::{Report, Target};
 use crate::{pin, rounds};
+use testkit::connection::{RawConnection, pack};
 use testkit::{Server, eventually};
 
 /// First argument of this program when it is to be the crowd.
@@ -44,7 +45,8 @@ impl Waiting {
 
 /// Takes all keys, so that a crowd has something to wait for.
 pub fn occupy(server: &Server, keys: usize) {
-    let mut line = Line::to(server);
+    let mut line = RawConnection::to(server);
+    line.let_many_wait();
     for number in 0..keys {
         let key = format!("crowded:{number}");
         line.ask(&pack(&["LOCK.ACQUIRE", &key, "holder", "3600000"]));
@@ -82,6 +84,98 @@ pub fn ask(report: &mut Report) {
             );
         }
     }
+    endings(report);
+}
+
+/// How many waits end at once.
+const ENDING: usize = 4_000;
+
+/// So long before that the first begins.
+const GATHERING: Duration = Duration::from_secs(3);
+
+/// How a wait ends that is not granted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    BlpopTimesOut,
+    TimesOut,
+    /// `lockkeeper.max-waiters 0`
+    Drained,
+}
+
+fn endings(report: &mut Report) {
+    report.note(
+        "4,000 clients wait for one key, and all waits end in the same moment: by their timeout, or by \
+         CONFIG SET lockkeeper.max-waiters 0. Another client sends one PING after the other; the longest \
+         counts.",
+    );
+    let contender = |name: &str, ending| Contender::new(name, move || end_at_once(ending));
+    let all = Rounds::interleave(
+        rounds(7, 2),
+        vec![
+            contender("BLPOP times out", Ending::BlpopTimesOut),
+            contender("LOCK times out", Ending::TimesOut),
+            contender("LOCK is drained", Ending::Drained),
+        ],
+    );
+    let blpop = &all.names[0];
+    report.rounds("4,000 waits end at once", &all, &[STALL], &[blpop]);
+    for name in &all.names[1..] {
+        report.target(
+            format!("{name} ÷ {blpop}, {STALL} when 4,000 waits end"),
+            all.ratio(STALL, name, blpop),
+            Target::AtMost(0.5),
+        );
+    }
+}
+
+fn end_at_once(ending: Ending) -> Figures {
+    let many = ["--maxclients", "10000"];
+    let server = pin::started_on(pin::SERVER, || Server::with(&many));
+    occupy(&server, 1);
+    let mut meter = Meter::of(&server);
+    let mut crowd: Vec<RawConnection> = (0..ENDING).map(|_| RawConnection::to(&server)).collect();
+    let end = Instant::now() + GATHERING;
+    for (number, line) in crowd.iter_mut().enumerate() {
+        let left = end.saturating_duration_since(Instant::now());
+        let key = "crowded:0";
+        line.send(&match ending {
+            Ending::BlpopTimesOut => pack(&["BLPOP", "list", &left.as_secs_f64().to_string()]),
+            Ending::TimesOut | Ending::Drained => {
+                let ms = match ending {
+                    Ending::Drained => 3_600_000,
+                    _ => left.as_millis(),
+                };
+                let (owner, long) = (format!("waiter:{number}"), "3600000");
+                pack(&["LOCK.ACQUIRE", key, &owner, long, "WAIT", &ms.to_string()])
+            }
+        });
+    }
+    eventually("all wait", || {
+        meter.number("clients", "blocked_clients") == ENDING as f64
+    });
+    assert!(Instant::now() < end, "the crowd was too slow");
+    let (mut line, mut drain, ping) = (
+        RawConnection::to(&server),
+        RawConnection::to(&server),
+        pack(&["PING"]),
+    );
+    sleep_until(end - Duration::from_millis(50));
+    if ending == Ending::Drained {
+        drain.send(&pack(&["CONFIG", "SET", "lockkeeper.max-waiters", "0"]));
+    }
+    let (start, mut longest) = (Instant::now(), 0.0);
+    while start.elapsed() < 4 * LOOK {
+        let sent = Instant::now();
+        line.ask(&ping);
+        longest = f64::max(longest, us(sent.elapsed()));
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    assert_eq!(
+        meter.number("clients", "blocked_clients"),
+        0.0,
+        "all waits have ended"
+    );
+    vec![(STALL, longest / 1e3)]
 }
 
 fn die(waiting: Waiting, keys: usize) -> Figures {
@@ -94,7 +188,7 @@ fn die(waiting: Waiting, keys: usize) -> Figures {
     eventually("all wait", || {
         meter.number("clients", "blocked_clients") == CROWD as f64
     });
-    let (mut line, ping) = (Line::to(&server), pack(&["PING"]));
+    let (mut line, ping) = (RawConnection::to(&server), pack(&["PING"]));
     line.ask(&ping);
     let cpu = meter.cpu_us();
     crowd.kill().unwrap();
@@ -147,9 +241,9 @@ pub fn crowd(args: &[String]) {
         _ => Waiting::InBlpop,
     };
     let (port, keys) = (port.parse().unwrap(), keys.parse().unwrap());
-    let lines: Vec<Line> = (0..CROWD)
+    let lines: Vec<RawConnection> = (0..CROWD)
         .map(|number| {
-            let mut line = Line::to_port(port);
+            let mut line = RawConnection::to_port(port);
             line.send(&waiting.command(number, keys));
             line
         })

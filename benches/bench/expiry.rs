@@ -3,18 +3,18 @@
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::line::{Line, pack};
 use crate::measure::Series;
 use crate::report::{Report, Target};
 use crate::sequence::OWNER;
 use crate::{pin, rounds};
 use testkit::Server;
+use testkit::connection::{RawConnection, pack};
 
 /// So many locks end in each round, a few milliseconds apart.
 const LOCKS: u64 = 16;
 
 /// Returns when the lock of this name is granted.
-type Way = fn(Line, &str);
+type Way = fn(RawConnection, &str);
 
 pub fn ask(report: &mut Report) {
     report.note(
@@ -32,8 +32,8 @@ pub fn ask(report: &mut Report) {
         for ((_, way), late) in ways.iter().zip(&mut late) {
             let threads: Vec<_> = (0..LOCKS)
                 .map(|number| {
-                    let (line, way, url) = (Line::to(&server), *way, server.port());
-                    thread::spawn(move || one(Line::to_port(url), line, number, way))
+                    let (line, way, url) = (RawConnection::to(&server), *way, server.port());
+                    thread::spawn(move || one(RawConnection::to_port(url), line, number, way))
                 })
                 .collect();
             late.0
@@ -68,7 +68,7 @@ pub fn ask(report: &mut Report) {
 }
 
 /// How late one grant is, in ms.
-fn one(mut holder: Line, waiter: Line, number: u64, way: Way) -> f64 {
+fn one(mut holder: RawConnection, waiter: RawConnection, number: u64, way: Way) -> f64 {
     let key = format!("ends:{number}");
     let ttl = (100 + 7 * number).to_string();
     let end = loop {
@@ -87,7 +87,7 @@ fn one(mut holder: Line, waiter: Line, number: u64, way: Way) -> f64 {
     1e3 * now.as_secs_f64() - end as f64
 }
 
-fn wait(mut line: Line, key: &str) {
+fn wait(mut line: RawConnection, key: &str) {
     line.send(&pack(&[
         "LOCK.ACQUIRE",
         key,
@@ -99,7 +99,7 @@ fn wait(mut line: Line, key: &str) {
     assert!(line.number().is_some(), "it was granted");
 }
 
-fn poll(mut line: Line, key: &str, every_ms: u64) {
+fn poll(mut line: RawConnection, key: &str, every_ms: u64) {
     let take = pack(&["SET", key, OWNER, "NX", "PX", "30000"]);
     while line.ask(&take) != b"+OK\r\n" {
         thread::sleep(Duration::from_millis(every_ms));

@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use redis::Connection;
 
-use crate::line::{Line, pack};
 use crate::measure::{Contender, Figures, Meter, Rounds, Series};
 use crate::pair::RELEASE_SCRIPT;
 use crate::plot::Plot;
@@ -14,6 +14,7 @@ use crate::report::{Cell, Report, Target};
 use crate::sequence::{OWNER, in_all_settings, load_script};
 use crate::{pin, rounds};
 use testkit::Server;
+use testkit::connection::{RawConnection, pack};
 
 const PING_P50: &str = "PING µs p50";
 const PING_P99: &str = "PING p99";
@@ -169,10 +170,10 @@ pub fn us(time: Duration) -> f64 {
 /// Clients that hold a lock one after the other, and wait for it all the rest of the time.
 struct Ring {
     /// Connection, what it sends to line up, what it sends to release.
-    clients: Vec<(Line, Vec<u8>, Vec<u8>)>,
+    clients: Vec<(RawConnection, Vec<u8>, Vec<u8>)>,
     holder: usize,
-    bystander: Line,
-    idle: VecDeque<Line>,
+    bystander: RawConnection,
+    idle: VecDeque<RawConnection>,
     ping: Vec<u8>,
 }
 
@@ -182,7 +183,7 @@ impl Ring {
             let owner = format!("{OWNER}:{number}");
             let long = "3600000";
             (
-                Line::to(server),
+                RawConnection::to(server),
                 pack(&["LOCK.ACQUIRE", "lock", &owner, long, "WAIT", long]),
                 pack(&["LOCK.RELEASE", "lock", &owner]),
             )
@@ -190,10 +191,11 @@ impl Ring {
         let mut ring = Ring {
             clients: (0..=waiters).map(client).collect(),
             holder: 0,
-            bystander: Line::to(server),
-            idle: (0..waiters).map(|_| Line::to(server)).collect(),
+            bystander: RawConnection::to(server),
+            idle: (0..waiters).map(|_| RawConnection::to(server)).collect(),
             ping: pack(&["PING"]),
         };
+        ring.bystander.let_many_wait();
         for number in 0..=waiters {
             let (line, acquire, _) = &mut ring.clients[number];
             line.send(acquire);
@@ -282,9 +284,9 @@ fn poll(server: &Server, waiters: usize, every_ms: u64, sections: usize) -> (Ser
     let script = load_script(server, RELEASE_SCRIPT);
     let every = Duration::from_millis(every_ms);
     let owner = |client: usize| format!("{OWNER}:{client}");
-    let mut chance = Chance::default();
+    let mut random = Rng::with_seed(1);
     let mut polls: BinaryHeap<_> = (0..=waiters)
-        .map(|client| Reverse((Instant::now() + chance.part_of(every), client)))
+        .map(|client| Reverse((Instant::now() + every.mul_f64(random.f64()), client)))
         .collect();
     let (mut handovers, mut commands) = (Series::default(), 0.0);
     let mut held: Option<(usize, Instant)> = None;
@@ -318,11 +320,11 @@ fn poll(server: &Server, waiters: usize, every_ms: u64, sections: usize) -> (Ser
         let now = Instant::now();
         held = Some((
             client,
-            now + Duration::from_millis(5) + chance.part_of(every),
+            now + Duration::from_millis(5) + every.mul_f64(random.f64()),
         ));
         if let Some((before, at)) = released.take() {
             handovers.0.push(1e3 * (now - at).as_secs_f64());
-            polls.push(Reverse((now + chance.part_of(every), before)));
+            polls.push(Reverse((now + every.mul_f64(random.f64()), before)));
         } else {
             commands = 0.0;
         }
@@ -336,27 +338,4 @@ fn poll(server: &Server, waiters: usize, every_ms: u64, sections: usize) -> (Ser
 
 pub fn sleep_until(at: Instant) {
     std::thread::sleep(at.saturating_duration_since(Instant::now()));
-}
-
-/// Chance without a crate: xorshift.
-pub struct Chance(u64);
-
-impl Default for Chance {
-    fn default() -> Chance {
-        Chance::seeded(1)
-    }
-}
-
-impl Chance {
-    pub fn seeded(seed: u64) -> Chance {
-        Chance(0x9e37_79b9_7f4a_7c15 ^ seed.wrapping_mul(0x2545_f491_4f6c_dd1d))
-    }
-
-    /// From nothing up to all of it.
-    pub fn part_of(&mut self, all: Duration) -> Duration {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        all.mul_f64((self.0 >> 11) as f64 / (1u64 << 53) as f64)
-    }
 }

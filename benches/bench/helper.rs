@@ -135,7 +135,7 @@ fn blocking(server: &Server) -> Contender<'static> {
     let lockkeeper = Lockkeeper::open(server.url()).unwrap();
     contender("helper, blocking", server, move || {
         let held = lockkeeper.acquire("blocking").blocking().unwrap();
-        let released = held.expect("it is free").release().unwrap();
+        let released = held.expect("it is free").blocking_release().unwrap();
         assert_eq!(released, Released::Yes);
     })
 }

@@ -19,7 +19,6 @@ mod dying;
 mod expiry;
 mod handover;
 mod helper;
-mod line;
 mod measure;
 mod memory;
 mod others;
@@ -27,10 +26,10 @@ mod pair;
 mod peers;
 mod pin;
 mod plot;
+mod quiet;
 mod renew;
 mod report;
 mod sequence;
-
 mod watchdog;
 
 use report::Report;
@@ -44,6 +43,7 @@ const QUESTIONS: &[Question] = &[
     ("contention", contention::ask),
     ("expiry", expiry::ask),
     ("dying", dying::ask),
+    ("quiet", quiet::ask),
     ("others", others::ask),
     ("memory", memory::ask),
     ("helper", helper::ask),

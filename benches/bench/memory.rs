@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use crate::dying::{Waiting, occupy};
 use crate::handover::sleep_until;
-use crate::line::{Line, pack};
 use crate::measure::{Contender, Figures, Meter, Rounds};
 use crate::report::{Cell, Report, Target};
 use crate::sequence::OWNER;
 use crate::{pin, rounds};
+use testkit::connection::{RawConnection, pack};
 use testkit::{Server, eventually};
 
 const COUNTED: &str = "counted bytes";
@@ -63,9 +63,9 @@ fn locks(report: &mut Report) {
 
 fn held(count: usize, command: impl Fn(&str) -> Vec<u8>) -> Figures {
     let server = pin::started_on(pin::SERVER, Server::start);
-    let (mut meter, mut line) = (Meter::of(&server), Line::to(&server));
+    let (mut meter, mut line) = (Meter::of(&server), RawConnection::to(&server));
     // The buffers of this connection are there before and after.
-    let send = |line: &mut Line, numbers: std::ops::Range<usize>| {
+    let send = |line: &mut RawConnection, numbers: std::ops::Range<usize>| {
         let lines = numbers.len();
         let commands: Vec<u8> = numbers
             .flat_map(|n| command(&format!("lock:{n:08}")))
@@ -131,7 +131,7 @@ struct Crowd {
     /// Counted and resident bytes for each, every time that was looked.
     weights: Vec<(f64, f64)>,
     meter: Meter,
-    _lines: Vec<Line>,
+    _lines: Vec<RawConnection>,
     _server: Server,
 }
 
@@ -145,7 +145,7 @@ impl Crowd {
         let before = memory(&mut meter);
         let lines = (0..WAITERS)
             .map(|number| {
-                let mut line = Line::to(&server);
+                let mut line = RawConnection::to(&server);
                 line.send(&waiting.command(number, keys));
                 line
             })

@@ -1,11 +1,11 @@
 //! What does Lockkeeper cost the clients that want no lock?
 
 use crate::dying::{Waiting, occupy};
-use crate::line::{Line, pack};
 use crate::measure::{Meter, Rounds};
 use crate::report::{Cell, Report, Target};
 use crate::sequence::{CPU, KEYS, OWNER, Sequence, WALL, key, words};
 use crate::{pin, rounds};
+use testkit::connection::{RawConnection, pack};
 use testkit::{Server, Setup, eventually};
 
 /// How many wait. Below the default of `lockkeeper.max-waiters`.
@@ -128,7 +128,7 @@ fn compare(report: &mut Report, scenes: &[(&'static str, Scene)], depth: usize) 
 /// A server, and who is there.
 struct Stage {
     server: Server,
-    _crowd: Vec<Line>,
+    _crowd: Vec<RawConnection>,
 }
 
 fn set(scene: Scene) -> Stage {
@@ -137,7 +137,7 @@ fn set(scene: Scene) -> Stage {
         _ => Setup::new(),
     };
     let server = pin::started_on(pin::CLIENT, || setup.start());
-    let mut line = Line::to(&server);
+    let mut line = RawConnection::to(&server);
     for number in 0..KEYS {
         line.ask(&pack(&["SET", &key(number), OWNER]));
     }
@@ -156,7 +156,7 @@ fn set(scene: Scene) -> Stage {
                 occupy(&server, keys);
             }
             crowd.extend((0..WAITERS).map(|number| {
-                let mut line = Line::to(&server);
+                let mut line = RawConnection::to(&server);
                 line.send(&waiting.command(number, keys));
                 line
             }));

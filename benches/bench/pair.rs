@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use crate::line::{Line, pack};
 use crate::measure::{Contender, Rounds, Series};
 use crate::plot::Plot;
 use crate::report::{Report, Target};
@@ -12,6 +11,7 @@ use crate::sequence::{
 };
 use crate::{pin, rounds};
 use testkit::Server;
+use testkit::connection::{RawConnection, pack};
 
 const OURS: &str = "ACQUIRE + RELEASE";
 const LUA: &str = "SET NX + Lua";
@@ -152,7 +152,7 @@ fn at_once(server: &Server, pair: &Sequence, clients: usize) -> Contender<'stati
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
                 pack(&words)
             });
-            (Line::to(server), packed.collect::<Vec<_>>())
+            (RawConnection::to(server), packed.collect::<Vec<_>>())
         })
         .collect();
     let passes = rounds(4_000, 1_000).div_ceil(clients);

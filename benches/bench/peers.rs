@@ -19,13 +19,12 @@ use testkit::Server;
 
 /// Where the Makefile installs what peers need.
 fn installed(file: &str) -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    target.join("bench").join(file)
+    testkit::target().join("bench").join(file)
 }
 
 fn program(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("benches/peers")
+        .join("peers")
         .join(file)
 }
 

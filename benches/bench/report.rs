@@ -1,7 +1,7 @@
 //! What is printed, and kept for machines: tables, targets with met or missed, plots.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
@@ -123,8 +123,7 @@ pub struct Report {
 
 impl Report {
     pub fn open() -> Report {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-        let folder = target.join("bench");
+        let folder = testkit::target().join("bench");
         fs::create_dir_all(&folder).unwrap();
         let server = server_name();
         println!("# {server}, {}", machine());

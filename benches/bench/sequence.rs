@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use crate::line::{Line, pack};
 use crate::measure::{Contender, Meter};
 use testkit::Server;
+use testkit::connection::{RawConnection, pack};
 
 /// The operations go over so many keys in turn.
 pub const KEYS: usize = 64;
@@ -73,7 +73,7 @@ impl Sequence {
             .collect();
         let passes = operations.div_ceil(KEYS);
         let operations = (passes * KEYS) as f64;
-        let (mut line, mut meter) = (Line::to(server), Meter::of(server));
+        let (mut line, mut meter) = (RawConnection::to(server), Meter::of(server));
         let counted = self.counted;
         Contender::new(self.name, move || {
             meter.reset_commands();

@@ -77,7 +77,7 @@ async fn hold(lockkeeper: &Lockkeeper, locks: usize, ttl: Duration) -> Vec<Held>
         let acquires: Vec<_> = numbers
             .map(|number| {
                 let acquire = lockkeeper.acquire(format!("kept:{number}")).ttl(ttl);
-                tokio::spawn(acquire.into_future())
+                tokio::spawn(acquire)
             })
             .collect();
         for acquire in acquires {

@@ -1,14 +1,14 @@
 //! From words to a plan that makes sense.
 
+use std::env::VarError;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use lockkeeper::{Builder, Lockkeeper};
 
-use crate::exit::{CONFLICT, Exit, USAGE};
+use crate::exit::{CONFLICT, Exit, OUTPUT, USAGE};
 
 #[derive(Parser)]
 #[command(
@@ -28,35 +28,62 @@ struct Words {
 
 const EXIT_CODES: &str = "\
 Exit codes of run:
-  the command's   it ended; 128 + n if signal n ended it
-  64              wrong usage
+  the command's   it ended; 128 + n, as shells show it, if signal n ended it
+  64              wrong usage, or a command under the lock asks for the same lock
   69              the server cannot be reached or refuses
   75              not acquired in time (or the code given with -E)
   76              the lock was lost, and the command was ended
+  77              something that the command started could not be ended
   126, 127        the command cannot be executed, is not found
 
-Durations are written like 500ms, 30s, 5m or '1h 30m'.
+Durations are written like 500ms, 30s, 5m or '1h 30m'; a number alone means seconds.
 Passwords belong into REDIS_URL, REDISCLI_AUTH or a file, never onto the command line.";
+
+const INFO_EXIT_CODES: &str = "\
+Exit codes of info:
+  0               somebody holds the lock, nobody waits
+  1               the lock is free
+  2               somebody waits for the lock
+  64              wrong usage
+  69              the server cannot be reached or refuses
+  74              the output cannot be written";
+
+const DEFAULT_URL: &str = "redis://127.0.0.1:6379/";
 
 #[derive(Args)]
 struct ServerWords {
     /// The server: redis://[user@]host[:port][/db], rediss://… for TLS, unix:///path,
-    /// redis+sentinel://host,host/master or redis+cluster://host,host
-    #[arg(
-        long,
-        global = true,
-        value_name = "URL",
-        env = "REDIS_URL",
-        hide_env_values = true
-    )]
-    #[arg(default_value = "redis://127.0.0.1:6379/")]
-    url: String,
+    /// redis+sentinel://host,host/master or redis+cluster://host,host [env: REDIS_URL] [default:
+    /// redis://127.0.0.1:6379/]
+    // Not read from the environment by clap, which would show it as required in usage errors.
+    #[arg(long, global = true, value_name = "URL")]
+    url: Option<String>,
     /// Read the server's password from the first line of a file
     #[arg(long, global = true, value_name = "FILE")]
     password_file: Option<PathBuf>,
+    /// Read the sentinels' password, if they have one, from the first line of a file
+    #[arg(long, global = true, value_name = "FILE")]
+    sentinel_password_file: Option<PathBuf>,
     /// For rediss://, trust only certificates signed by the authority in this file (PEM)
     #[arg(long, global = true, value_name = "FILE")]
     cacert: Option<PathBuf>,
+    /// For rediss://, the certificate that shows the server who we are (PEM)
+    #[arg(long, global = true, value_name = "FILE", requires = "key_file")]
+    cert: Option<PathBuf>,
+    /// The private key of that certificate (PEM)
+    // Not called `key`, as the lock's is.
+    #[arg(
+        id = "key_file",
+        long = "key",
+        global = true,
+        value_name = "FILE",
+        requires = "cert"
+    )]
+    key_file: Option<PathBuf>,
+    /// For rediss://, take any certificate of the server: who stands in between can read and change
+    /// everything
+    #[arg(long, global = true, conflicts_with = "cacert")]
+    insecure: bool,
     /// Say nothing; the exit code tells
     #[arg(short, long, global = true)]
     quiet: bool,
@@ -67,17 +94,21 @@ enum Subcommands {
     /// Acquire a lock, run a command, release the lock
     ///
     /// Waits without bound unless told otherwise. The command is run without a shell; its input
-    /// and output are not touched. When the lock is lost, the command is ended before anybody
-    /// else can have the lock. Its environment tells LOCKKEEPER_KEY, LOCKKEEPER_OWNER and
-    /// LOCKKEEPER_FENCE.
+    /// and output are not touched. When the lock is lost, the command and all that it started are
+    /// ended; when the server falls silent, before anybody else can have the lock. Its environment
+    /// tells LOCKKEEPER_KEY, LOCKKEEPER_OWNER and LOCKKEEPER_FENCE, and in LOCKKEEPER_OWNERS, a line
+    /// each, the owners of the runs around it: who asks for a lock that one of them holds is refused.
+    /// At a terminal a run that waits says so, once.
     #[command(after_help = EXIT_CODES)]
     Run(RunWords),
     /// Tell who holds a lock and who waits for it
+    #[command(after_help = INFO_EXIT_CODES)]
     Info {
         /// As JSON, times in milliseconds
         #[arg(long)]
         json: bool,
         /// The key of the lock
+        #[arg(value_parser = key_parser())]
         key: OsString,
     },
     /// Release a lock that somebody else holds
@@ -89,6 +120,7 @@ enum Subcommands {
         #[arg(long, required = true)]
         force: bool,
         /// The key of the lock
+        #[arg(value_parser = key_parser())]
         key: OsString,
     },
     /// Write the manual pages, one for each command, into a directory
@@ -121,14 +153,31 @@ struct RunWords {
     #[arg(long)]
     label: Option<String>,
     /// The key of the lock
+    #[arg(value_parser = key_parser())]
     key: OsString,
     /// The command, and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
+/// A number alone means seconds, as for flock, sleep and timeout.
 fn duration(text: &str) -> Result<Duration, String> {
+    let is_number = text
+        .bytes()
+        .all(|byte| byte.is_ascii_digit() || byte == b'.');
+    if let (true, Ok(seconds)) = (is_number, text.parse()) {
+        return Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string());
+    }
     humantime::parse_duration(text).map_err(|error| format!("{error}, write it like 500ms or 30s"))
+}
+
+/// An empty key is a variable that was not set, and the lock of all who made that mistake.
+fn key_parser() -> impl clap::builder::TypedValueParser<Value = OsString> {
+    use clap::builder::TypedValueParser;
+    clap::builder::OsStringValueParser::new().try_map(|key| match key.is_empty() {
+        true => Err("the key is empty: is a variable not set?"),
+        false => Ok(key),
+    })
 }
 
 /// What was asked for.
@@ -164,7 +213,6 @@ pub enum Wait {
 
 pub fn parse() -> Result<Plan, Exit> {
     let mut matches = Words::command().try_get_matches().map_err(refuse)?;
-    let url_is_public = matches.value_source("url") == Some(ValueSource::CommandLine);
     let words = Words::from_arg_matches_mut(&mut matches).map_err(refuse)?;
     let (label, command) = match words.command {
         Subcommands::Run(run) => (run.label.clone(), Command::Run(run.plan())),
@@ -181,7 +229,7 @@ pub fn parse() -> Result<Plan, Exit> {
     let quiet = words.server.quiet;
     let server = words
         .server
-        .plan(label, url_is_public)
+        .plan(label)
         .map_err(|exit| exit.quietly(quiet))?;
     Ok(Plan {
         server,
@@ -198,6 +246,7 @@ impl RunWords {
             ttl: self.ttl,
             wait: match (self.wait, self.no_wait) {
                 (_, true) => Wait::No,
+                (Some(Duration::ZERO), false) => Wait::No,
                 (Some(wait), false) => Wait::For(wait),
                 (None, false) => Wait::ForEver,
             },
@@ -209,38 +258,63 @@ impl RunWords {
 }
 
 impl ServerWords {
-    fn plan(self, label: Option<String>, url_is_public: bool) -> Result<Builder, Exit> {
-        let authority = self.url.split_once("://").map_or("", |(_, rest)| rest);
-        let user = authority
-            .split('/')
-            .next()
-            .and_then(|it| it.rsplit_once('@'));
-        if url_is_public && user.is_some_and(|(user, _)| user.contains(':')) {
+    fn plan(self, label: Option<String>) -> Result<Builder, Exit> {
+        if self.url.as_deref().is_some_and(names_password) {
             return Err(Exit::saying(
                 USAGE,
                 "a password on the command line can be read by everybody on this machine, \
                  put it into REDIS_URL, REDISCLI_AUTH or a file",
             ));
         }
-        let read = |path: &PathBuf| {
-            let cannot = |error| Exit::saying(USAGE, format!("{}: {error}", path.display()));
-            std::fs::read(path).map_err(cannot)
+        let url = match (self.url, std::env::var("REDIS_URL")) {
+            (Some(url), _) | (None, Ok(url)) => url,
+            (None, Err(VarError::NotPresent)) => DEFAULT_URL.to_owned(),
+            (None, Err(VarError::NotUnicode(_))) => {
+                return Err(Exit::saying(USAGE, "REDIS_URL is not UTF-8"));
+            }
         };
-        let mut builder = Lockkeeper::builder(self.url);
+        let mut builder = Lockkeeper::builder(url);
         if let Some(label) = label {
             builder = builder.label(label);
         }
         if let Some(path) = &self.password_file {
-            let text = String::from_utf8_lossy(&read(path)?).into_owned();
-            builder = builder.password(text.lines().next().unwrap_or_default());
+            builder = builder.password(first_line(path)?);
         } else if let Ok(password) = std::env::var("REDISCLI_AUTH") {
             builder = builder.password(password);
+        }
+        if let Some(path) = &self.sentinel_password_file {
+            builder = builder.sentinel_password(first_line(path)?);
         }
         if let Some(path) = &self.cacert {
             builder = builder.root_ca(read(path)?);
         }
+        if let (Some(cert), Some(key)) = (&self.cert, &self.key_file) {
+            builder = builder.client_certificate(read(cert)?, read(key)?);
+        }
+        if self.insecure {
+            builder = builder.insecure();
+        }
         Ok(builder)
     }
+}
+
+/// Whether there may be a password in the URL, however badly it is written.
+fn names_password(url: &str) -> bool {
+    let (_, rest) = url.split_once("://").unwrap_or(("", url));
+    let in_front = rest
+        .rsplit_once('@')
+        .is_some_and(|(it, _)| it.contains(':'));
+    let query = rest.split_once('?').map_or("", |(_, query)| query);
+    in_front || query.split('&').any(|it| it.contains("pass"))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Exit> {
+    std::fs::read(path).map_err(|error| Exit::saying(USAGE, format!("{}: {error}", path.display())))
+}
+
+fn first_line(path: &Path) -> Result<String, Exit> {
+    let text = String::from_utf8_lossy(&read(path)?).into_owned();
+    Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
 /// Help is no error; anything else is wrong usage.
@@ -250,9 +324,18 @@ fn refuse(error: clap::Error) -> Exit {
 }
 
 pub fn man(directory: &Path) -> Result<Exit, Exit> {
-    clap_mangen::generate_to(Words::command(), directory).map_err(|error| {
-        Exit::cannot(format!("cannot write to {}: {error}", directory.display()))
-    })?;
+    let write = || {
+        clap_mangen::generate_to(Words::command(), directory)?;
+        // The synopsis leaves out what must stand before the command.
+        let page = directory.join("lockkeeper-run.1");
+        let text = std::fs::read_to_string(&page)?;
+        std::fs::write(
+            page,
+            text.replacen("<\\fICOMMAND\\fR>", "\\-\\- <\\fICOMMAND\\fR>", 1),
+        )
+    };
+    let cannot = |error| format!("cannot write to {}: {error}", directory.display());
+    write().map_err(|error| Exit::saying(OUTPUT, cannot(error)))?;
     Ok(Exit::with(0))
 }
 

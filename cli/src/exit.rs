@@ -1,18 +1,24 @@
 //! How the command ends.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use lockkeeper::Error;
+
+use crate::signals::die_of;
 
 /// Wrong usage, as in sysexits.h.
 pub const USAGE: u8 = 64;
 /// The server is unreachable or refuses: EX_UNAVAILABLE.
 pub const UNAVAILABLE: u8 = 69;
+/// The output cannot be written: EX_IOERR.
+pub const OUTPUT: u8 = 74;
 /// Not acquired in time, unless `-E` says otherwise: EX_TEMPFAIL.
 pub const CONFLICT: u8 = 75;
 /// The lock was lost while the command ran.
 pub const LOST: u8 = 76;
+/// Something that the command started could not be ended: EX_NOPERM.
+pub const STILL_RUNNING: u8 = 77;
 /// The command cannot be executed, as shells say it.
 pub const CANNOT_EXECUTE: u8 = 126;
 /// There is no such command, as shells say it.
@@ -25,17 +31,35 @@ pub const SIGNALLED: u8 = 128;
 pub struct Exit {
     code: u8,
     says: Option<String>,
+    /// The signal to end by, rather than with the code.
+    signal: Option<i32>,
 }
 
 impl Exit {
     pub fn with(code: u8) -> Exit {
-        Exit { code, says: None }
+        Exit {
+            code,
+            says: None,
+            signal: None,
+        }
     }
 
     pub fn saying(code: u8, says: impl Into<String>) -> Exit {
+        Exit::with(code).and_say(says)
+    }
+
+    /// By a signal, as if nobody had handled it.
+    pub fn killed_by(signal: i32) -> Exit {
         Exit {
-            code,
+            signal: Some(signal),
+            ..Exit::with(SIGNALLED + signal as u8)
+        }
+    }
+
+    pub fn and_say(self, says: impl Into<String>) -> Exit {
+        Exit {
             says: Some(says.into()),
+            ..self
         }
     }
 
@@ -44,12 +68,16 @@ impl Exit {
         Exit::saying(CANNOT_EXECUTE, says)
     }
 
-    /// For what goes to standard output.
-    pub fn after_printing(text: &[u8]) -> Result<Exit, Exit> {
+    /// For what goes to standard output. That nobody reads on (`| head -1`) is no error.
+    pub fn after_printing(code: u8, text: &[u8]) -> Result<Exit, Exit> {
         let mut stdout = std::io::stdout();
         let written = stdout.write_all(text).and_then(|()| stdout.flush());
-        written.map_err(|error| Exit::cannot(format!("cannot write: {error}")))?;
-        Ok(Exit::with(0))
+        match written {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                Err(Exit::saying(OUTPUT, format!("cannot write: {error}")))
+            }
+            _ => Ok(Exit::with(code)),
+        }
     }
 
     /// The code alone, if the user wants it so.
@@ -75,6 +103,9 @@ impl From<Exit> for ExitCode {
         if let Some(says) = exit.says {
             // Nobody may be there to read it; the code tells all the same.
             let _ = writeln!(std::io::stderr(), "lockkeeper: {says}");
+        }
+        if let Some(signal) = exit.signal {
+            die_of(signal);
         }
         ExitCode::from(exit.code)
     }

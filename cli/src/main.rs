@@ -7,6 +7,8 @@ mod exit;
 mod run;
 mod show;
 mod signals;
+mod tree;
+mod waiting;
 
 use args::{Command, Plan};
 use exit::Exit;
@@ -34,9 +36,9 @@ async fn carry_out(plan: Plan) -> Result<Exit, Exit> {
             let signals = Signals::take();
             let signals =
                 signals.map_err(|error| Exit::cannot(format!("cannot start: {error}")))?;
-            run::run(open()?, run, signals).await
+            run::run(open()?, run, signals, plan.quiet).await
         }
-        Command::Info { key, json } => show::info(open()?, &key, json).await,
+        Command::Info { key, json } => show::info(open()?, &key, json, plan.quiet).await,
         Command::Release { key } => show::release(open()?, &key).await,
         Command::Man { directory } => args::man(&directory),
     }

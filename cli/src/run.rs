@@ -2,110 +2,156 @@
 //! before anybody else can have the lock.
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::pin::pin;
 use std::process::Command;
 use std::time::Duration;
 
-use lockkeeper::{Held, Lockkeeper, Lost, Released};
-use nix::sys::signal::Signal;
+use lockkeeper::{Acquired, Held, Lockkeeper, Lost, Released, printable};
+use rustix::process::Signal;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::args::{Run, Wait};
-use crate::child::Child;
-use crate::exit::{CANNOT_EXECUTE, Exit, LOST, NOT_FOUND, SIGNALLED};
+use crate::child::{Child, Sent, Status, user_of};
+use crate::exit::{CANNOT_EXECUTE, Exit, LOST, NOT_FOUND, SIGNALLED, STILL_RUNNING};
 use crate::show::rounded;
-use crate::signals::{Event, Signals};
+use crate::signals::{Event, Signals, stop_here};
+use crate::tree::Process;
+use crate::waiting;
 
-/// How often a look tells whether the last of a group has gone: nobody tells us of grandchildren.
+/// How long a SIGKILL may take before who is left gets another: new processes may have been started
+/// by those that had not got theirs yet.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long a process that got nothing stays to tidy up.
+/// How long what was killed may take to end, since the kernel frees its memory first and waits for
+/// its disks, before it counts as still running.
+const DYING: Duration = Duration::from_secs(10);
+
+/// How much before the end of the lease SIGKILL is sent at the latest, if the ttl allows for it;
+/// more where there are so many processes that looking at them takes its time.
+const KILLING: Duration = Duration::from_millis(100);
+
+/// How long a process that is told to end stays to tidy up.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The timers stand still while the machine is suspended: look at the lease at least that often.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// Of what still runs, so many are named.
+const NAMED: usize = 10;
 
 /// What is to be known of the signals: a failure to read them would leave the command alone.
 fn broken(error: io::Error) -> Exit {
     Exit::cannot(format!("cannot read signals: {error}"))
 }
 
-pub async fn run(lockkeeper: Lockkeeper, plan: Run, mut signals: Signals) -> Result<Exit, Exit> {
+pub async fn run(
+    lockkeeper: Lockkeeper,
+    plan: Run,
+    mut signals: Signals,
+    quiet: bool,
+) -> Result<Exit, Exit> {
+    waiting::refuse_to_wait_for_itself(&lockkeeper, &plan.key).await?;
     let asked = lockkeeper.acquire(plan.key.as_slice()).ttl(plan.ttl);
     let asked = match plan.wait {
         Wait::No => asked,
         Wait::For(wait) => asked.wait(wait),
         Wait::ForEver => asked.wait_forever(),
     };
+    let may_say = !quiet && !matches!(plan.wait, Wait::No) && io::stderr().is_terminal();
     let asked = tokio::select! {
-        held = asked.into_future() => Ok(held?),
-        signal = first_signal(&mut signals) => Err(signal?),
+        acquired = asked => Ok(acquired?),
+        signal = signals.fatal() => Err(signal.map_err(broken)?),
+        never = waiting::say(&lockkeeper, &plan), if may_say => match never {},
     };
     let held = match asked {
-        Ok(Some(held)) => held,
-        Ok(None) => {
+        Ok(Acquired::Yes(held)) => held,
+        Ok(Acquired::Busy) => {
             let says = timeout(FAREWELL, who_holds(&lockkeeper, &plan.key)).await;
-            let says = says.unwrap_or_else(|_| format!("{} is busy", plan.key.escape_ascii()));
-            take_back(&lockkeeper).await;
+            let says = says.unwrap_or_else(|_| format!("{} is busy", printable(&plan.key)));
+            take_back(&lockkeeper, &mut signals).await;
             return Err(Exit::saying(plan.conflict, says));
         }
         Err(signal) => {
-            take_back(&lockkeeper).await;
-            return Ok(Exit::with(SIGNALLED + signal as u8));
+            take_back(&lockkeeper, &mut signals).await;
+            return Ok(Exit::killed_by(signal));
         }
     };
-    let mut child = match Child::spawn(command(&plan, &held), signals.before()) {
+    let mut child = match Child::spawn(command(&plan, &held), signals.inherited()) {
         Ok(child) => child,
         Err(error) => {
-            let _ = held.release().await;
             let missing = error.kind() == io::ErrorKind::NotFound;
             let code = if missing { NOT_FOUND } else { CANNOT_EXECUTE };
-            return Err(Exit::saying(
-                code,
-                format!("{}: {error}", plan.command[0].display()),
-            ));
+            let exit = Exit::saying(code, format!("{}: {error}", plan.command[0].display()));
+            let _ = until_told(&mut signals, false, held.release()).await;
+            return Err(exit);
         }
     };
-    match watch(&held, &mut child, &mut signals, &plan).await {
-        Ok(Ended::Itself(code)) => Ok(release(held, code, &plan).await),
-        Ok(Ended::ByUs(lost)) => Ok(lost_exit(&plan.key, lost)),
+    let ended = work(&held, &mut child, &mut signals, &plan).await;
+    match ended {
+        Ok(Ended::Itself(status)) => {
+            let told = child.was_told();
+            let exit = exit_of(status, &child);
+            Ok(release(held, &mut signals, told, exit, status, &plan).await)
+        }
+        Ok(Ended::Lost(lost)) => Ok(lost_exit(&plan.key, lost)),
+        Ok(Ended::Not(left, lost)) => {
+            let remaining = held.remaining();
+            held.leave();
+            Ok(still_running(&plan.key, &left, lost, remaining))
+        }
         Err(exit) => {
             // Never let go of the lock while the command still runs.
-            child.end_all(Signal::SIGKILL);
+            child.kill();
             Err(exit)
         }
     }
 }
 
 /// What was asked for and is not wanted any more, granted unheard or queued.
-async fn take_back(lockkeeper: &Lockkeeper) {
-    let _ = timeout(FAREWELL, lockkeeper.settled()).await;
+async fn take_back(lockkeeper: &Lockkeeper, signals: &mut Signals) {
+    tokio::select! {
+        _ = lockkeeper.close(FAREWELL) => {}
+        _ = signals.fatal() => {}
+    }
 }
 
-async fn first_signal(signals: &mut Signals) -> Result<Signal, Exit> {
+/// The last of all, until a signal says that it takes too long: after the first, which may have come
+/// before (`told`), it has a moment left, and none after the second.
+async fn until_told<T>(
+    signals: &mut Signals,
+    mut told: bool,
+    last: impl Future<Output = T>,
+) -> Result<T, Option<i32>> {
+    let mut last = pin!(last);
+    let mut cut = None;
+    let mut until = Instant::now() + FAREWELL;
     loop {
-        if let Event::Signal { signal, .. } = signals.next().await.map_err(broken)? {
-            return Ok(signal);
+        tokio::select! {
+            done = &mut last => return Ok(done),
+            signal = signals.fatal() => match signal {
+                Ok(signal) if !told => {
+                    told = true;
+                    cut = Some(signal);
+                    until = Instant::now() + FAREWELL;
+                }
+                Ok(signal) => return Err(Some(signal)),
+                Err(_) => return Err(cut),
+            },
+            () = sleep_until(until), if told => return Err(cut),
         }
     }
 }
 
 async fn who_holds(lockkeeper: &Lockkeeper, key: &[u8]) -> String {
-    let name = key.escape_ascii();
     let info = lockkeeper.info(key).await.ok().flatten();
-    match info.map(|info| (info.owner, info.held)) {
-        Some((Some(owner), Some(held))) => {
-            format!(
-                "{name} is held by {} for {}",
-                owner.escape_ascii(),
-                rounded(held)
-            )
-        }
-        Some((Some(owner), None)) => format!("{name} is held by {}", owner.escape_ascii()),
-        _ => format!("{name} is busy"),
-    }
+    let holder = info.as_ref().and_then(waiting::holder);
+    let name = printable(key);
+    holder.map_or_else(
+        || format!("{name} is busy"),
+        |holder| format!("{name} is held by {holder}"),
+    )
 }
 
 fn command(plan: &Run, held: &Held) -> Command {
@@ -113,18 +159,23 @@ fn command(plan: &Run, held: &Held) -> Command {
     command
         .args(&plan.command[1..])
         .env("LOCKKEEPER_KEY", OsStr::from_bytes(held.key()))
-        .env("LOCKKEEPER_OWNER", held.owner())
-        .env("LOCKKEEPER_FENCE", held.fence().to_string());
+        .env(waiting::OWNER, held.owner())
+        .env("LOCKKEEPER_FENCE", held.fence().to_string())
+        .env(waiting::OWNERS, waiting::owners(held.owner()));
     command
 }
 
 enum Ended {
-    Itself(u8),
-    ByUs(Lost),
+    /// The command, because it was done or told to, and then what it had left.
+    Itself(Status),
+    /// All of it, since the lock is lost.
+    Lost(Lost),
+    /// These could not be ended.
+    Not(Vec<Process>, Option<Lost>),
 }
 
-/// Until the command ends, or has to be ended.
-async fn watch(
+/// Until the command has ended, and, unless it chose to, all that it started.
+async fn work(
     held: &Held,
     child: &mut Child,
     signals: &mut Signals,
@@ -132,83 +183,197 @@ async fn watch(
 ) -> Result<Ended, Exit> {
     // Renewals come while two thirds of the ttl are left, so one third is never reached in peace.
     let warning = plan.grace.min(plan.ttl / 3);
+    let lost = watch(held, child, signals, warning).await?;
+    if let (None, Some(status), true) = (lost, child.status(), child.chose_to_end()) {
+        return Ok(Ended::Itself(status));
+    }
+    let left = end(held, child, signals, plan.grace, warning / 2).await?;
+    // It can be lost at the very last, too.
+    let lost = lost.or_else(|| held.loss());
+    Ok(match (left, lost, child.status()) {
+        (None, Some(lost), _) => Ended::Lost(lost),
+        (None, None, Some(status)) => Ended::Itself(status),
+        (left, lost, _) => Ended::Not(left.unwrap_or_default(), lost),
+    })
+}
+
+/// Until the command has ended, or cannot be told to, or the lock is lost.
+async fn watch(
+    held: &Held,
+    child: &mut Child,
+    signals: &mut Signals,
+    warning: Duration,
+) -> Result<Option<Lost>, Exit> {
     let mut lost = pin!(held.lost());
-    loop {
+    while child.status().is_none() && !child.is_out_of_reach() {
         let quiet = held.remaining().saturating_sub(warning).min(LONGEST_SLEEP);
         tokio::select! {
-            event = signals.next() => {
-                if let Some(code) = heed(event.map_err(broken)?, child) {
-                    return Ok(Ended::Itself(code));
-                }
-            }
-            lost = &mut lost => {
-                end(child, signals, plan.grace).await?;
-                return Ok(Ended::ByUs(lost));
-            }
+            event = signals.next() => heed(event.map_err(broken)?, held, child)?,
+            lost = &mut lost => return Ok(Some(lost)),
             () = sleep(quiet) => {
-                let left = held.remaining();
-                if left <= warning {
-                    end(child, signals, left).await?;
-                    return Ok(Ended::ByUs(Lost::Expired));
+                if held.remaining() <= warning {
+                    return Ok(Some(Lost::Expired));
                 }
             }
         }
     }
+    Ok(None)
 }
 
-/// Passes a signal on; tells the code of the command if that was its end.
-fn heed(event: Event, child: &mut Child) -> Option<u8> {
+/// Passes signals on, reaps, and stops with the command.
+fn heed(event: Event, held: &Held, child: &mut Child) -> Result<(), Exit> {
     match event {
-        Event::Child => child.reap(),
         Event::Signal {
-            from_terminal: true,
-            ..
-        } if child.has_terminal() => None,
-        Event::Signal { signal, .. } => {
-            child.forward(signal);
-            None
-        }
-    }
-}
-
-/// SIGTERM for all of it, and SIGKILL for what is left when the time is up.
-async fn end(child: &mut Child, signals: &mut Signals, within: Duration) -> Result<(), Exit> {
-    child.end_all(Signal::SIGTERM);
-    let kill_at = Instant::now() + within;
-    while child.is_alive() && Instant::now() < kill_at {
-        tokio::select! {
-            event = signals.next() => {
-                heed(event.map_err(broken)?, child);
+            signal,
+            from_terminal,
+        } => child.pass_on(signal, from_terminal),
+        Event::Child => {
+            child.reap();
+            if child.was_stopped() {
+                // While we are stopped nobody renews: so nothing of it may go on meanwhile.
+                child.signal_all(Signal::STOP);
+                stop_here().map_err(broken)?;
+                if !held.remaining().is_zero() {
+                    child.signal_all(Signal::CONT);
+                }
             }
-            () = sleep_until(kill_at.min(Instant::now() + LOOK)) => {}
         }
-    }
-    if child.is_alive() {
-        child.end_all(Signal::SIGKILL);
     }
     Ok(())
 }
 
-async fn release(held: Held, code: u8, plan: &Run) -> Exit {
+/// SIGTERM for all of it, and SIGKILL for what is left after the grace, or before the lease ends, by
+/// `reserve` at most. None if all of it has ended, or else what is left as far as it can be seen.
+async fn end(
+    held: &Held,
+    child: &mut Child,
+    signals: &mut Signals,
+    grace: Duration,
+    reserve: Duration,
+) -> Result<Option<Vec<Process>>, Exit> {
+    let start = Instant::now();
+    child.terminate();
+    // To find all and stop all before they are killed takes some such looks.
+    let reserve = reserve.min(KILLING.max(4 * start.elapsed()));
+    while child.is_alive() {
+        let lease = match held.loss() {
+            None | Some(Lost::Expired) => held.remaining().saturating_sub(reserve),
+            // It is another's already, or may be at any moment.
+            Some(_) => grace,
+        };
+        let left = grace.saturating_sub(start.elapsed()).min(lease);
+        if left.is_zero() {
+            return kill(held, child, signals).await;
+        }
+        let command_ran = child.status().is_none();
+        tokio::select! {
+            event = signals.next() => heed(event.map_err(broken)?, held, child)?,
+            () = sleep(left.min(LONGEST_SLEEP)) => {}
+        }
+        if command_ran && child.status().is_some() {
+            // What was started while we looked for whom to tell.
+            child.terminate();
+        }
+    }
+    Ok(None)
+}
+
+/// SIGKILL, until nothing is left or it is no use.
+async fn kill(
+    held: &Held,
+    child: &mut Child,
+    signals: &mut Signals,
+) -> Result<Option<Vec<Process>>, Exit> {
+    let give_up_at = Instant::now() + DYING;
+    let mut last = Vec::new();
+    loop {
+        let sent = child.kill();
+        child.reap();
+        if !child.is_alive() {
+            return Ok(None);
+        }
+        let all_refused = !sent.is_empty() && sent.iter().all(|sent| sent.refused);
+        let processes: Vec<Process> = sent
+            .into_iter()
+            .map(|Sent { process, .. }| process)
+            .collect();
+        if all_refused || Instant::now() >= give_up_at {
+            return Ok(Some(processes));
+        }
+        // While new ones turn up somebody starts them faster than we look.
+        if processes.iter().all(|process| last.contains(&process.id)) {
+            tokio::select! {
+                event = signals.next() => heed(event.map_err(broken)?, held, child)?,
+                () = sleep(LOOK) => {}
+            }
+        }
+        last = processes.iter().map(|process| process.id).collect();
+    }
+}
+
+/// As the command ended; if by a signal that came to us too, then so do we, and the caller sees
+/// what it sees without us.
+fn exit_of(status: Status, child: &Child) -> Exit {
+    match status {
+        Status::Exited(code) => Exit::with(code),
+        Status::Killed(signal) if child.received(signal) => Exit::killed_by(signal),
+        Status::Killed(signal) => Exit::with(SIGNALLED + signal as u8),
+    }
+}
+
+async fn release(
+    held: Held,
+    signals: &mut Signals,
+    told: bool,
+    exit: Exit,
+    status: Status,
+    plan: &Run,
+) -> Exit {
     // A job that failed may be tried again at once.
-    let hold = if code == 0 {
+    let hold = if status == Status::Exited(0) {
         plan.at_least
     } else {
         Duration::ZERO
     };
-    match held.release_after(hold).await {
-        Ok(Released::Yes) => Exit::with(code),
-        Ok(Released::Lost(lost)) => lost_exit(&plan.key, lost),
-        Err(error) => {
-            let (name, ttl) = (plan.key.escape_ascii(), rounded(plan.ttl));
-            Exit::saying(
-                code,
-                format!("{name} is not released and ends within {ttl}: {error}"),
-            )
-        }
+    let (name, ttl) = (printable(&plan.key), rounded(plan.ttl));
+    match until_told(signals, told, held.release_after(hold)).await {
+        Ok(Ok(Released::Yes)) => exit,
+        Ok(Ok(Released::Lost(lost))) => lost_exit(&plan.key, lost),
+        Ok(Err(error)) => exit.and_say(format!(
+            "{name} is not released and ends within {ttl}: {error}"
+        )),
+        Err(signal) => signal.map_or(exit, Exit::killed_by).and_say(format!(
+            "{name} is not released and ends within {ttl}: the server did not answer in time"
+        )),
     }
 }
 
 fn lost_exit(key: &[u8], lost: Lost) -> Exit {
-    Exit::saying(LOST, format!("{} is lost: {lost}", key.escape_ascii()))
+    Exit::saying(LOST, format!("{} is lost: {lost}", printable(key)))
+}
+
+fn still_running(key: &[u8], left: &[Process], lost: Option<Lost>, remaining: Duration) -> Exit {
+    let name = printable(key);
+    let lock = match lost {
+        Some(lost) => format!("{name} is lost: {lost}"),
+        None => format!(
+            "{name} is not released and ends within {}",
+            rounded(remaining)
+        ),
+    };
+    let mut named: Vec<String> = left.iter().take(NAMED).map(named).collect();
+    if left.is_empty() {
+        named.push("a process that /proc does not show".to_owned());
+    }
+    if left.len() > NAMED {
+        named.push(format!("{} more", left.len() - NAMED));
+    }
+    let named = named.join(", ");
+    Exit::saying(STILL_RUNNING, format!("{lock}; still running: {named}"))
+}
+
+fn named(process: &Process) -> String {
+    let user = user_of(process).map_or(String::new(), |user| format!(" of user {user}"));
+    let Process { id, name, .. } = process;
+    format!("process {} ({}){user}", id.pid, name.escape_debug())
 }

@@ -3,19 +3,71 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use lockkeeper::{Info, Lockkeeper, Released};
+use lockkeeper::{Error, Info, Lockkeeper, Released, printable};
 use serde_json::json;
 
-use crate::exit::{CONFLICT, Exit};
+use crate::exit::{CONFLICT, Exit, UNAVAILABLE};
 
-pub async fn info(lockkeeper: Lockkeeper, key: &[u8], json: bool) -> Result<Exit, Exit> {
-    let info = lockkeeper.info(key).await?;
+/// The codes of `info`, of which 0 and 1 are those of grep: found, not found.
+const HELD: u8 = 0;
+const FREE: u8 = 1;
+const WAITED_FOR: u8 = 2;
+
+/// The longest owner that the module takes, in bytes.
+const MAX_OWNER: usize = 512;
+
+pub async fn info(
+    lockkeeper: Lockkeeper,
+    key: &[u8],
+    json: bool,
+    quiet: bool,
+) -> Result<Exit, Exit> {
+    let info = ask(&lockkeeper, key).await?;
+    let code = match &info {
+        None => FREE,
+        Some(info) if info.waiters > 0 => WAITED_FOR,
+        Some(_) => HELD,
+    };
+    if quiet {
+        return Ok(Exit::with(code));
+    }
     let text = match (info, json) {
-        (info, true) => format!("{}\n", as_json(info.as_ref())),
+        (info, true) => format!(
+            "{}\n",
+            without_controls(&as_json(info.as_ref()).to_string())
+        ),
         (Some(info), false) => as_text(&info),
         (None, false) => "free\n".to_owned(),
     };
-    Exit::after_printing(text.as_bytes())
+    Exit::after_printing(code, text.as_bytes())
+}
+
+async fn ask(lockkeeper: &Lockkeeper, key: &[u8]) -> Result<Option<Info>, Exit> {
+    lockkeeper.info(key).await.map_err(|error| match error {
+        Error::Refused(line) if line.starts_with("WRONGTYPE ") => Exit::saying(
+            UNAVAILABLE,
+            format!(
+                "{} is no lock but a value of another type (redis-cli TYPE tells); if nobody \
+                 needs it, redis-cli DEL removes it",
+                printable(key)
+            ),
+        ),
+        error => Exit::from(error),
+    })
+}
+
+/// JSON escapes the control characters of ASCII, but not those that follow it.
+fn without_controls(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_control() {
+            // Writing into a String cannot fail.
+            let _ = write!(text, "\\u{:04x}", c as u32);
+        } else {
+            text.push(c);
+        }
+    }
+    text
 }
 
 fn as_json(info: Option<&Info>) -> serde_json::Value {
@@ -47,7 +99,7 @@ fn as_text(info: &Info) -> String {
         let _ = writeln!(text, "{name:8}{value}");
     };
     match &info.owner {
-        Some(owner) => line("owner", &owner.escape_ascii()),
+        Some(owner) => line("owner", &printable(owner)),
         None => line("owner", &"nobody"),
     }
     if let Some(fence) = info.fence {
@@ -66,7 +118,7 @@ fn as_text(info: &Info) -> String {
         let waited = rounded(waiter.waited);
         line(
             &format!("{:>6}", place + 1),
-            &format!("{}, {waited}", waiter.owner.escape_ascii()),
+            &format!("{}, {waited}", printable(&waiter.owner)),
         );
     }
     text
@@ -84,13 +136,24 @@ pub fn rounded(time: Duration) -> humantime::FormattedDuration {
 }
 
 pub async fn release(lockkeeper: Lockkeeper, key: &[u8]) -> Result<Exit, Exit> {
-    let name = key.escape_ascii();
-    let info = lockkeeper.info(key).await?;
+    let name = printable(key);
+    let info = ask(&lockkeeper, key).await?;
     let Some(owner) = info.and_then(|info| info.owner) else {
         return Ok(Exit::saying(0, format!("nobody holds {name}")));
     };
+    // Only a lock taken by hand can have such a token.
+    if owner.is_empty() || owner.len() > MAX_OWNER {
+        return Err(Exit::saying(
+            UNAVAILABLE,
+            format!(
+                "{name} is held by a token of {} bytes, and only one of 1 to {MAX_OWNER} can be \
+                 named in a release; if its holder is dead, redis-cli DEL removes it",
+                owner.len()
+            ),
+        ));
+    }
     let released = lockkeeper.release_for(key, &owner).await?;
-    let owner = owner.escape_ascii();
+    let owner = printable(&owner);
     Ok(match released {
         Released::Yes => Exit::saying(0, format!("released {name}, which {owner} held")),
         Released::Lost(why) => Exit::saying(

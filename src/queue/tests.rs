@@ -38,7 +38,7 @@ impl<C: Copy + Ord + Debug> Queue<C> {
     fn check(&self) {
         let in_lines: usize = self.lines.values().map(|line| line.order.len()).sum();
         assert_eq!(self.places.len(), in_lines);
-        assert_eq!(self.places.len(), self.clients.len());
+        assert_eq!(self.places.len() + self.dismissed.len(), self.clients.len());
         assert_eq!(self.places.len(), self.deadlines.len());
         for (ticket, place) in &self.places {
             assert!(*ticket < self.next_ticket);
@@ -47,6 +47,10 @@ impl<C: Copy + Ord + Debug> Queue<C> {
             let line = &self.lines[&place.name];
             assert!(line.order.contains(ticket));
             assert_eq!(line.owners.get(&place.owner), Some(ticket));
+        }
+        for (ticket, (client, _)) in &self.dismissed {
+            assert!(!self.places.contains_key(ticket));
+            assert_eq!(self.clients.get(client), Some(ticket));
         }
         for (name, line) in &self.lines {
             assert!(!line.order.is_empty());
@@ -120,6 +124,8 @@ enum Event {
     },
     /// `lockkeeper.max-waiters 0`.
     Drain,
+    /// The server becomes a replica, and before its loop has turned master again.
+    Demotion,
 }
 
 #[derive(Clone, Debug)]
@@ -234,11 +240,10 @@ impl Sim {
                 (0..self.spots.len()).for_each(|key| self.void(key));
             }
             Event::Drain => {
-                for client in self.queue.leave_all(None) {
-                    self.leaves(client);
-                    self.unblock(client, None);
-                }
+                self.queue.dismiss(None, Dismissal::Drained);
+                (0..self.spots.len()).for_each(|key| self.spots[key].arrivals.clear());
             }
+            Event::Demotion => self.demotion(),
         }
         self.check();
     }
@@ -432,18 +437,21 @@ impl Sim {
 
     fn work(&mut self, writes: Writes) {
         for task in self.queue.due(self.now.mono, writes != Writes::Paused) {
-            if let Task::TimedOut(client) = task {
-                self.see("timed out");
-                assert!(self.clients[&client].deadline <= self.now.mono, "too early");
-                self.leaves(client);
-                self.unblock(client, None);
-                continue;
-            }
-            assert_ne!(writes, Writes::Paused);
+            let writing = matches!(task, Task::Look(_) | Task::TakeBack(_));
+            assert!(!writing || writes != Writes::Paused);
             match task {
+                Task::TimedOut(client) => {
+                    self.see("timed out");
+                    assert!(self.clients[&client].deadline <= self.now.mono, "too early");
+                    self.leaves(client);
+                    self.unblock(client, None);
+                }
+                Task::Dismissed(client, _) => {
+                    self.see("dismissed");
+                    self.unblock(client, None);
+                }
                 Task::Look(name) => self.look(&name, writes),
                 Task::TakeBack(grant) => self.take_back(&grant, writes),
-                Task::TimedOut(_) => unreachable!(),
             }
         }
         if writes == Writes::Paused {
@@ -472,21 +480,20 @@ impl Sim {
         self.queue.put_back(grant, self.now);
         if writes == Writes::NotHere {
             self.see("sent away");
-            let leaving = self.queue.leave_all(Some(&name(key)));
-            let owners: Vec<u8> = leaving
-                .iter()
-                .map(|client| self.clients[client].owner)
-                .collect();
-            assert_eq!(
-                owners, self.spots[key].arrivals,
-                "all of the line, in order"
-            );
-            for client in leaving {
-                self.leaves(client);
-                self.unblock(client, None);
-            }
+            self.queue.dismiss(Some(&name(key)), Dismissal::NotHere);
+            self.spots[key].arrivals.clear();
         }
         None
+    }
+
+    fn demotion(&mut self) {
+        self.queue.dismiss(None, Dismissal::Demoted);
+        (0..self.spots.len()).for_each(|key| self.spots[key].arrivals.clear());
+        // The server closes the connections of all who are blocked: also of those who are unblocked and
+        // not told yet. A grant to them stays in doubt, and is taken back from nobody who was told.
+        for parting in &mut self.partings {
+            parting.alive = false;
+        }
     }
 
     fn take_back(&mut self, doubted: &GrantId, writes: Writes) {
@@ -529,10 +536,15 @@ impl Sim {
             return;
         };
         let waits = *waits;
+        let dismissed = self.queue.dismissed.values().any(|(of, _)| *of == client);
         assert_eq!(self.queue.leave(client), waits);
         if waits {
-            self.see("gone while it waited");
-            self.leaves(client);
+            if dismissed {
+                self.see("gone while it was dismissed");
+            } else {
+                self.see("gone while it waited");
+                self.leaves(client);
+            }
             self.clients.remove(&client);
         } else {
             let parting = self
@@ -737,6 +749,7 @@ impl Sim {
             said.extend([0xf6 + place, owner, u8::from(carried)]);
             times.push(at);
         }
+        said.extend([0xf9, self.queue.dismissed.len() as u8]);
         if !self.queue.is_idle() {
             times.push(self.queue.paused_until);
         }
@@ -863,8 +876,10 @@ fn nobody_is_wronged_in_any_state_of_a_small_world() {
     for what in [
         "confirmed",
         "deleted by a stranger",
+        "dismissed",
         "gave up its place",
         "gone before it was told",
+        "gone while it was dismissed",
         "gone while it waited",
         "granted at once",
         "handed over",
@@ -914,6 +929,7 @@ fn any_event(keys: usize, owners: u8) -> impl Strategy<Value = Event> {
         4 => Just(Event::TurnEnds),
         1 => (-100..100i64).prop_map(|ms| Event::Step { ms }),
         1 => Just(Event::Drain),
+        1 => Just(Event::Demotion),
     ]
 }
 
@@ -963,6 +979,94 @@ proptest! {
         }
         prop_assert_eq!(looked_at.len(), keys);
     }
+}
+
+/// This many clients wait for a key of their own, until the deadline.
+fn a_crowd(number: usize, deadline: MonoUs) -> Queue<usize> {
+    let mut queue = Queue::default();
+    let owner = Owner::new(b"o").unwrap();
+    for client in 0..number {
+        let wish = Wish {
+            owner,
+            ttl: ttl(),
+            deadline,
+            client,
+        };
+        queue.join(&name(client), wish, START.mono);
+    }
+    queue
+}
+
+/// Who is answered at this time, a share for each turn of the loop.
+fn answered(queue: &mut Queue<usize>, now: MonoUs) -> Vec<Vec<usize>> {
+    let mut turns = vec![];
+    while queue.next_due().is_some_and(|due| due <= now) {
+        let answers = queue.due(now, false).into_iter().map(|task| match task {
+            Task::TimedOut(client) | Task::Dismissed(client, _) => client,
+            other => panic!("{other:?}"),
+        });
+        turns.push(answers.collect());
+        queue.check();
+    }
+    turns
+}
+
+#[test]
+fn many_waits_that_end_at_once_end_a_share_at_a_time_in_order_of_arrival() {
+    let crowd = 10 * ANSWERS + 1;
+    let deadline = START.mono.plus_ms(5);
+    let timed_out = a_crowd(crowd, deadline);
+    let mut drained = a_crowd(crowd, START.mono.plus_ms(WAITS_MS[1]));
+    drained.dismiss(None, Dismissal::Drained);
+    assert_eq!(drained.contended_keys(), 0, "nobody is granted any more");
+    for mut queue in [timed_out, drained] {
+        assert_eq!(queue.waiters(), crowd);
+        let turns = answered(&mut queue, deadline);
+        assert_eq!(turns.len(), 11);
+        assert!(turns.iter().all(|share| share.len() <= ANSWERS));
+        assert!(turns.concat().into_iter().eq(0..crowd));
+        assert!(queue.is_idle());
+    }
+}
+
+#[test]
+fn contended_keys_are_looked_at_often_only_while_something_happens() {
+    let mut queue = one_waits();
+    let looks = |queue: &mut Queue<u32>, from_ms: u64, to_ms: u64| {
+        let at = |ms| START.mono.plus_ms(ms);
+        let mut looks = 0;
+        while let Some(due) = queue.next_due().filter(|due| *due < at(to_ms)) {
+            looks += queue.due(due.max(at(from_ms)), true).len();
+        }
+        looks
+    };
+    let often = looks(&mut queue, 0, 1_000);
+    assert!((95..=100).contains(&often), "{often}");
+    let seldom = looks(&mut queue, 1_000, 2_000);
+    assert!((9..=12).contains(&seldom), "{seldom}");
+    // A renewal changes nothing, a client that joins does.
+    let now = |ms| Now {
+        wall: UnixUs(START.wall.0 + 1000 * ms),
+        mono: START.mono.plus_ms(ms),
+    };
+    queue.held(&name(0), Some(UnixMs(i64::MAX)), now(2_000));
+    let seldom = looks(&mut queue, 2_000, 3_000);
+    assert!((9..=11).contains(&seldom), "{seldom}");
+    let wish = Wish {
+        owner: Owner::new(b"p").unwrap(),
+        ttl: ttl(),
+        deadline: START.mono.plus_ms(WAITS_MS[1]),
+        client: 2,
+    };
+    queue.join(&name(0), wish, now(3_000).mono);
+    let often = looks(&mut queue, 3_000, 4_000);
+    assert!((95..=100).contains(&often), "{often}");
+    // And so does a grant.
+    looks(&mut queue, 4_000, 5_000);
+    let mut fences = Fences::starting(START.wall);
+    queue.next(&name(0), None, now(5_000), &mut fences).unwrap();
+    let often = looks(&mut queue, 5_000, 6_000);
+    assert!((95..=101).contains(&often), "{often}");
 }
 
 /// A line in which one client has waited since the start.

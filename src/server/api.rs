@@ -40,15 +40,26 @@ const EBUSY: i32 = 16;
 /// The context of the running callback: the way to everything else.
 pub struct Ctx {
     raw: *mut raw::RedisModuleCtx,
-    /// The client of this command, once it is blocked: it is not answered by returning.
-    blocked: Cell<Option<Blocked>>,
+    /// Who answers the client of this command.
+    answers: Cell<Answers>,
+}
+
+/// Who answers the client of a command.
+#[derive(Clone, Copy)]
+enum Answers {
+    /// The command, by returning.
+    Command,
+    /// Nobody yet: the client is blocked, and must be unblocked to hear of anything.
+    Nobody(Blocked),
+    /// The queue, in which it is or was: whoever takes it out unblocks it.
+    Queue,
 }
 
 impl Ctx {
     fn new(raw: *mut raw::RedisModuleCtx) -> Ctx {
         Ctx {
             raw,
-            blocked: Cell::new(None),
+            answers: Cell::new(Answers::Command),
         }
     }
 
@@ -110,6 +121,11 @@ impl Ctx {
         api!(RedisModule_GetContextFlags(self.raw)).cast_unsigned()
     }
 
+    /// Whether the server decides for itself. Not for the uncontended path either.
+    pub fn is_master(&self) -> bool {
+        self.flags() & raw::REDISMODULE_CTX_FLAGS_MASTER != 0
+    }
+
     /// Whether the server must not write of its own accord: it crashes or breaks its replicas if a
     /// timer writes during CLIENT PAUSE or FAILOVER.
     pub fn must_not_write(&self) -> bool {
@@ -128,17 +144,11 @@ impl Ctx {
     /// Opens a key to read and write it. Not a hit or miss, no new idle time: a command that is
     /// refused leaves no trace. An expired key is removed on the way.
     pub fn open(&self, name: Text) -> Key<'_> {
-        self.open_with(name, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
-    }
-
-    /// Opens a key to read it.
-    pub fn open_to_read(&self, name: Text) -> Key<'_> {
-        self.open_with(name, raw::REDISMODULE_READ)
+        self.open_with(name, TO_WRITE | raw::REDISMODULE_OPEN_KEY_NOTOUCH)
     }
 
     fn open_with(&self, name: Text, mode: u32) -> Key<'_> {
-        let mode = (mode | raw::REDISMODULE_OPEN_KEY_NOTOUCH).cast_signed();
-        let raw = api!(RedisModule_OpenKey(self.raw, name.raw, mode));
+        let raw = api!(RedisModule_OpenKey(self.raw, name.raw, mode.cast_signed()));
         let kind = match api!(RedisModule_KeyType(raw)) as isize {
             raw::REDISMODULE_KEYTYPE_EMPTY => Kind::Empty,
             raw::REDISMODULE_KEYTYPE_STRING => Kind::String,
@@ -149,6 +159,25 @@ impl Ctx {
             kind,
             ctx: self,
         }
+    }
+
+    /// Reads a string as GET does: a hit or a miss in the statistics, and a use of the key. None if there
+    /// is none, or the server gives no reply because GET has another name.
+    fn call_get(&self, name: Text) -> Option<Vec<u8>> {
+        let reply = api!(RedisModule_Call(
+            self.raw,
+            c"GET".as_ptr(),
+            c"s".as_ptr(),
+            name.raw
+        ));
+        if reply.is_null() {
+            return None;
+        }
+        let is_string =
+            api!(RedisModule_CallReplyType(reply)) as isize == raw::REDISMODULE_REPLY_STRING;
+        let value = is_string.then(|| self.reply_text(reply)).flatten();
+        api!(RedisModule_FreeCallReply(reply));
+        value
     }
 
     /// Tells all who watch, cache or listen to the key that it was given a value and an end, and
@@ -317,6 +346,12 @@ impl<'c> Args<'c> {
     }
 }
 
+/// Mode of a key that is opened to read and write it. Not a hit or miss in the statistics, unlike reading.
+const TO_WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
+
+/// Longest string that Redis 7.0 packs into one piece with its header (`embstr`), in bytes.
+const PACKED_BEFORE_7_2: usize = 44;
+
 /// What is at a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -343,17 +378,77 @@ impl Key<'_> {
         api!(RedisModule_ValueLength(self.raw))
     }
 
-    /// The value of a string; none for anything else.
+    /// The value of a string; none for anything else. Changes its encoding to `raw`: the API hands out
+    /// the bytes of a number or of a short string only after it has unpacked them. See [`Key::peek`].
     pub fn value(&self) -> Option<&[u8]> {
         if self.kind != Kind::String {
             return None;
         }
+        // To Redis 7.0 an unpacked value is a new one, used just now. Longer ones are never packed there.
+        let idle_ms =
+            match self.len() <= PACKED_BEFORE_7_2 && self.ctx.server_version() < 0x07_02_00 {
+                true => self.idle_ms(),
+                false => None,
+            };
         let mut len = 0;
         let mode = raw::REDISMODULE_READ.cast_signed();
         let start = api!(RedisModule_StringDMA(self.raw, &raw mut len, mode));
+        if let Some(idle_ms) = idle_ms {
+            self.set_idle_ms(idle_ms);
+        }
         // SAFETY: for a string the API gives start and length of its bytes, valid until the key is
         // written or closed; both need the key exclusively, the slice borrows it.
         Some(unsafe { slice::from_raw_parts(start.cast(), len) })
+    }
+
+    /// The value of a string, leaving encoding, idle time and LFU counter as they are; none for anything
+    /// else. Closes the key.
+    ///
+    /// Costs a GET, too much for the commands that many send: its reply is the only copy of a value that
+    /// the API makes without unpacking it. That GET counts as a use, which is taken back.
+    pub fn peek(self, name: Text) -> Option<Vec<u8>> {
+        let ctx = self.ctx;
+        let (idle_ms, uses) = (self.idle_ms(), self.uses());
+        // The server may give the key another value by a GET: Valkey does with a shared number.
+        drop(self);
+        let value = ctx.call_get(name);
+        let key = ctx.open(name);
+        if let Some(idle_ms) = idle_ms {
+            key.set_idle_ms(idle_ms);
+        }
+        if let Some(uses) = uses {
+            api!(RedisModule_SetLFU(key.raw, uses));
+        }
+        value.or_else(|| key.value().map(<[u8]>::to_vec))
+    }
+
+    /// How long the key has been idle, in milliseconds; none where the server counts uses instead.
+    fn idle_ms(&self) -> Option<raw::mstime_t> {
+        let mut idle_ms = -1;
+        api!(RedisModule_GetLRU(self.raw, &raw mut idle_ms));
+        (idle_ms >= 0).then_some(idle_ms)
+    }
+
+    /// Returns whether the server keeps idle times.
+    fn set_idle_ms(&self, idle_ms: raw::mstime_t) -> bool {
+        api!(RedisModule_SetLRU(self.raw, idle_ms)) == OK
+    }
+
+    /// The LFU counter; none where the server keeps idle times instead.
+    fn uses(&self) -> Option<c_longlong> {
+        let mut uses = -1;
+        api!(RedisModule_GetLFU(self.raw, &raw mut uses));
+        (uses >= 0).then_some(uses)
+    }
+
+    /// Counts as a use, as a native command does that changes the key: else eviction takes those locks
+    /// first that are renewed for longest. Unlike the server, also while it saves a snapshot, when a write
+    /// to the value's header copies a page of memory: a new end of the key does that as well.
+    pub fn touch(&self, name: Text) {
+        // Cheaper than opening the key once more, which only counted uses need.
+        if !self.set_idle_ms(0) {
+            drop(self.ctx.open_with(name, TO_WRITE));
+        }
     }
 
     /// When the key ends, if it does. Only for a key that exists: on a missing one Redis 8.2 crashes.
@@ -531,10 +626,12 @@ extern "C" fn enter<C: Command>(
     let done = guarded(|| ctx.reply(&C::run(&ctx, &args).unwrap_or_else(Reply::from)));
     let panicked = || {
         let reply = Reply::Error(reply::PANIC.to_owned());
-        match ctx.blocked.get() {
+        match ctx.answers.get() {
             // A client that is blocked must be unblocked to hear of it, or it hangs for ever.
-            Some(client) => super::waiting::dismiss(&ctx, client, reply),
-            None => {
+            Answers::Nobody(client) => super::waiting::send_away(&ctx, client, reply),
+            // It waits, or was unblocked: a second time would be a double free.
+            Answers::Queue => {}
+            Answers::Command => {
                 ctx.reply(&reply);
             }
         }
@@ -710,7 +807,8 @@ impl Ctx {
         version
     }
 
-    /// Lets the server tell us when it becomes master or replica, and that it is alive.
+    /// Lets the server tell us when it becomes master or replica, when its settings change, and that it is
+    /// alive.
     pub fn subscribe(&self) -> Result<(), Refused> {
         for (id, callback) in [
             (
@@ -718,6 +816,7 @@ impl Ctx {
                 role_changed as EventCallback,
             ),
             (raw::REDISMODULE_EVENT_CRON_LOOP, cron),
+            (raw::REDISMODULE_EVENT_CONFIG, configured),
         ] {
             let event = raw::RedisModuleEvent { id, dataver: 1 };
             let answer = api!(RedisModule_SubscribeToServerEvent(
@@ -761,6 +860,16 @@ extern "C" fn cron(
     guarded(|| super::waiting::cron(&ctx));
 }
 
+extern "C" fn configured(
+    ctx: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    _: u64,
+    _: *mut c_void,
+) {
+    let ctx = Ctx::new(ctx);
+    guarded(|| super::events::configured(&ctx));
+}
+
 /// A client that waits. Unblock it exactly once: twice is a double free, never and the module cannot
 /// be unloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -770,6 +879,19 @@ pub struct Blocked(*mut raw::RedisModuleBlockedClient);
 pub struct Parting {
     pub reply: Reply,
     pub grant: Option<GrantId>,
+    /// Whether the server will send the reply. Told by the reply callback, which is not called for a client
+    /// that has gone.
+    told: Cell<bool>,
+}
+
+impl Parting {
+    pub fn new(reply: Reply, grant: Option<GrantId>) -> Parting {
+        Parting {
+            reply,
+            grant,
+            told: Cell::new(false),
+        }
+    }
 }
 
 impl Ctx {
@@ -782,6 +904,11 @@ impl Ctx {
             | raw::REDISMODULE_CTX_FLAGS_LUA
             | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING;
         flags & one_step == 0 && flags & raw::REDISMODULE_CTX_FLAGS_MASTER != 0
+    }
+
+    /// The client of this command was blocked, and is in the queue now.
+    pub fn queued(&self) {
+        self.answers.set(Answers::Queue);
     }
 
     /// Blocks the client of this command. The server's own timeout is not used: it comes up to 100 ms
@@ -805,7 +932,7 @@ impl Ctx {
             client,
             Some(disconnected)
         ));
-        self.blocked.set(Some(Blocked(client)));
+        self.answers.set(Answers::Nobody(Blocked(client)));
         Some(Blocked(client))
     }
 }
@@ -813,7 +940,7 @@ impl Ctx {
 impl Blocked {
     /// Tells the client, which is granted nothing.
     pub fn answer(self, reply: Reply) {
-        self.unblock(Parting { reply, grant: None });
+        self.unblock(Parting::new(reply, None));
     }
 
     /// Tells the client, before the server sleeps again.
@@ -842,7 +969,13 @@ extern "C" fn part(
     let parting: *const Parting = api!(RedisModule_GetBlockedClientPrivateData(ctx.raw)).cast();
     // SAFETY: the pointer is null, or that of `Blocked::unblock`, which `parted` frees after this.
     if let Some(parting) = unsafe { parting.as_ref() } {
-        guarded(|| ctx.reply(&parting.reply));
+        guarded(|| {
+            ctx.reply(&parting.reply);
+            // Asked for grants only, and after the reply, which may itself exceed the buffer's limit.
+            parting
+                .told
+                .set(parting.grant.is_none() || !ctx.is_closing());
+        });
     }
     OK
 }
@@ -852,7 +985,7 @@ extern "C" fn parted(ctx: *mut raw::RedisModuleCtx, parting: *mut c_void) {
     let ctx = Ctx::new(ctx);
     // SAFETY: the pointer is that of `Blocked::unblock`; the server calls this once, at the end.
     let parting = unsafe { Box::from_raw(parting.cast::<Parting>()) };
-    let told = api!(RedisModule_BlockedClientDisconnected(ctx.raw)) == 0;
+    let told = api!(RedisModule_BlockedClientDisconnected(ctx.raw)) == 0 && parting.told.get();
     guarded(|| super::waiting::parted(&ctx, *parting, told));
 }
 
@@ -883,6 +1016,43 @@ impl Ctx {
     pub fn close(&self, client: ClientId) {
         api!(RedisModule_DeauthenticateAndCloseClient(self.raw, client.0));
     }
+}
+
+impl Ctx {
+    /// Whether the connection of this client is marked to be closed, at once or after the replies it has
+    /// (ACL DELUSER, ACL LOAD, a full output buffer): the server sends it nothing more. No function of the
+    /// API tells; CLIENT LIST does. Where that is renamed nobody is marked.
+    fn is_closing(&self) -> bool {
+        let id = api!(RedisModule_GetClientId(self.raw)).cast_signed();
+        let reply = api!(RedisModule_Call(
+            self.raw,
+            c"CLIENT".as_ptr(),
+            c"ccl".as_ptr(),
+            c"LIST".as_ptr(),
+            c"ID".as_ptr(),
+            id,
+        ));
+        if reply.is_null() {
+            return false;
+        }
+        let closing = self.reply_bytes_of(reply).is_some_and(lists_as_closing);
+        api!(RedisModule_FreeCallReply(reply));
+        closing
+    }
+}
+
+/// Whether a line of CLIENT LIST has one of the flags A (closed as soon as possible) and c (closed after
+/// its replies).
+fn lists_as_closing(line: &[u8]) -> bool {
+    const FIELD: &[u8] = b" flags=";
+    let Some(at) = line.windows(FIELD.len()).position(|found| found == FIELD) else {
+        return false;
+    };
+    let flags = &line[at + FIELD.len()..];
+    flags
+        .iter()
+        .take_while(|flag| **flag != b' ')
+        .any(|flag| matches!(flag, b'A' | b'c'))
 }
 
 /// CLIENT UNBLOCK … TIMEOUT.
@@ -973,30 +1143,34 @@ impl Ctx {
             return Err(Refusal::NotNow);
         }
         let kind = api!(RedisModule_CallReplyType(reply)) as isize;
-        let text = self.reply_text(reply);
+        let text = self.reply_text(reply).unwrap_or_default();
         api!(RedisModule_FreeCallReply(reply));
         match kind {
-            raw::REDISMODULE_REPLY_ERROR if text.to_ascii_lowercase().contains("cluster") => {
-                Err(Refusal::NotHere)
-            }
+            raw::REDISMODULE_REPLY_ERROR if contains(&text, "cluster") => Err(Refusal::NotHere),
             raw::REDISMODULE_REPLY_ERROR => Err(Refusal::NotNow),
             _ => Ok(()),
         }
     }
 
-    fn reply_text(&self, reply: *mut raw::RedisModuleCallReply) -> String {
+    /// The bytes of a string or an error; none in any other reply. Of a reply that is not freed while they
+    /// are looked at.
+    fn reply_bytes_of(&self, reply: *mut raw::RedisModuleCallReply) -> Option<&[u8]> {
         let mut len = 0;
         let start = api!(RedisModule_CallReplyStringPtr(reply, &raw mut len));
         if start.is_null() {
-            return String::new();
+            return None;
         }
         // SAFETY: the API gave start and length of the text, valid until the reply is freed.
-        let bytes = unsafe { slice::from_raw_parts(start.cast::<u8>(), len) };
-        String::from_utf8_lossy(bytes).into_owned()
+        Some(unsafe { slice::from_raw_parts(start.cast::<u8>(), len) })
+    }
+
+    /// The same, to keep.
+    fn reply_text(&self, reply: *mut raw::RedisModuleCallReply) -> Option<Vec<u8>> {
+        self.reply_bytes_of(reply).map(<[u8]>::to_vec)
     }
 
     /// Whether the server knows a command by this name. It is asked without arguments, which no command
-    /// takes that has a key.
+    /// takes that has a key. No answer is a no.
     pub fn knows(&self, command: &CStr) -> bool {
         let reply = api!(RedisModule_Call(self.raw, command.as_ptr(), c"E".as_ptr()));
         if reply.is_null() {
@@ -1004,11 +1178,11 @@ impl Ctx {
         }
         let text = self.reply_text(reply);
         api!(RedisModule_FreeCallReply(reply));
-        !text.contains("unknown command")
+        text.is_some_and(|text| !contains(&text, "unknown command"))
     }
 
-    /// The rules of all users, as ACL LIST tells them.
-    pub fn acl_rules(&self) -> Vec<String> {
+    /// The rules of all users, as ACL LIST tells them; none if the server does not tell.
+    pub fn acl_rules(&self) -> Option<Vec<String>> {
         let reply = api!(RedisModule_Call(
             self.raw,
             c"ACL".as_ptr(),
@@ -1016,14 +1190,29 @@ impl Ctx {
             c"LIST".as_ptr(),
         ));
         if reply.is_null() {
-            return vec![];
+            return None;
         }
-        let rules = (0..api!(RedisModule_CallReplyLength(reply)))
-            .map(|place| self.reply_text(api!(RedisModule_CallReplyArrayElement(reply, place))))
-            .collect();
+        let is_list =
+            api!(RedisModule_CallReplyType(reply)) as isize == raw::REDISMODULE_REPLY_ARRAY;
+        let rule = |index| {
+            let rule = self.reply_text(api!(RedisModule_CallReplyArrayElement(reply, index)))?;
+            Some(String::from_utf8_lossy(&rule).into_owned())
+        };
+        let rules = match is_list {
+            true => (0..api!(RedisModule_CallReplyLength(reply)))
+                .map(rule)
+                .collect(),
+            false => None,
+        };
         api!(RedisModule_FreeCallReply(reply));
         rules
     }
+}
+
+/// Whether these lower-case words occur in what the server said.
+fn contains(text: &[u8], words: &str) -> bool {
+    let text = String::from_utf8_lossy(text);
+    text.to_ascii_lowercase().contains(words)
 }
 
 /// Where INFO is written.
@@ -1059,9 +1248,6 @@ extern "C" fn info(raw: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
     }
 }
 
-/// A context that outlives its callback, for the one callback that gets none: a changed setting.
-static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
-
 /// A word that every grant hands to the server, which otherwise makes and frees a string of it each time.
 static PXAT: AtomicPtr<raw::RedisModuleString> = AtomicPtr::new(ptr::null_mut());
 
@@ -1087,25 +1273,27 @@ impl Ctx {
         )
     }
 
-    /// Makes the setting `lockkeeper.max-waiters` known and reads it from the configuration.
-    pub fn register_max_waiters(&self, default: u64, most: u64) -> Result<(), Refused> {
-        let detached = api!(RedisModule_GetDetachedThreadSafeContext(self.raw));
-        DETACHED.store(detached, Ordering::Relaxed);
+    /// Makes a setting known. Only while loading.
+    pub fn register_setting<S: Setting>(&self) -> Result<(), Refused> {
         accepted(
             api!(RedisModule_RegisterNumericConfig(
                 self.raw,
-                c"max-waiters".as_ptr(),
-                default.cast_signed(),
+                S::NAME.as_ptr(),
+                S::DEFAULT.cast_signed(),
                 raw::REDISMODULE_CONFIG_DEFAULT,
-                0,
-                most.cast_signed(),
-                Some(get_max_waiters),
-                Some(set_max_waiters),
+                S::LEAST.cast_signed(),
+                S::MOST.cast_signed(),
+                Some(get_setting::<S>),
+                Some(set_setting::<S>),
                 None,
                 ptr::null_mut(),
             )),
-            "the setting lockkeeper.max-waiters",
-        )?;
+            &format!("the setting lockkeeper.{}", S::NAME.to_string_lossy()),
+        )
+    }
+
+    /// Reads all settings from the configuration. Only while loading, after they were made known.
+    pub fn read_settings(&self) -> Result<(), Refused> {
         accepted(
             api!(RedisModule_LoadConfigs(self.raw)),
             "to read the configuration",
@@ -1113,38 +1301,43 @@ impl Ctx {
     }
 }
 
-fn detached() -> Ctx {
-    Ctx::new(DETACHED.load(Ordering::Relaxed))
+/// A number that CONFIG SET and the configuration file can change.
+pub trait Setting {
+    /// What follows the name of the module and a dot.
+    const NAME: &CStr;
+    const DEFAULT: u64;
+    const LEAST: u64;
+    const MOST: u64;
+    fn get(ctx: &Ctx) -> u64;
+    /// Keeps the number and does nothing else: CONFIG SET takes it back if another setting that was given
+    /// with it is refused, on Redis 8 even after a module was told to apply its own. What follows from the
+    /// number is done when the server says that its settings have changed.
+    fn set(ctx: &Ctx, number: u64);
 }
 
-/// Frees what outlives the callbacks. After this none may come.
-fn free_statics() {
-    let detached = DETACHED.swap(ptr::null_mut(), Ordering::Relaxed);
-    if !detached.is_null() {
-        api!(RedisModule_FreeThreadSafeContext(detached));
-    }
-    let pxat = PXAT.swap(ptr::null_mut(), Ordering::Relaxed);
-    if !pxat.is_null() {
-        api!(RedisModule_FreeString(ptr::null_mut(), pxat));
-    }
+extern "C" fn get_setting<S: Setting>(_: *const c_char, _: *mut c_void) -> c_longlong {
+    // The server gives no context here; our state needs none.
+    let ctx = Ctx::new(ptr::null_mut());
+    guarded(|| S::get(&ctx)).map_or(0, u64::cast_signed)
 }
 
-extern "C" fn get_max_waiters(_: *const c_char, _: *mut c_void) -> c_longlong {
-    let ctx = detached();
-    guarded(|| super::waiting::max_waiters(&ctx)).map_or(0, u64::cast_signed)
-}
-
-extern "C" fn set_max_waiters(
+extern "C" fn set_setting<S: Setting>(
     _: *const c_char,
     number: c_longlong,
     _: *mut c_void,
     _: *mut *mut raw::RedisModuleString,
 ) -> c_int {
-    let ctx = detached();
-    let set = guarded(|| {
-        super::waiting::set_max_waiters(&ctx, u64::try_from(number).unwrap_or(0));
-    });
-    set.map_or(ERR, |()| OK)
+    let ctx = Ctx::new(ptr::null_mut());
+    let number = u64::try_from(number).unwrap_or(S::LEAST);
+    guarded(|| S::set(&ctx, number)).map_or(ERR, |()| OK)
+}
+
+/// Frees what outlives the callbacks. After this none may come.
+fn free_statics() {
+    let pxat = PXAT.swap(ptr::null_mut(), Ordering::Relaxed);
+    if !pxat.is_null() {
+        api!(RedisModule_FreeString(ptr::null_mut(), pxat));
+    }
 }
 
 /// The server unloads the module, if nobody waits and no timer runs: that it looks at itself.

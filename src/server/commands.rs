@@ -81,6 +81,11 @@ impl Command for AcquireCommand {
             drop(key);
             return Ok(waiting::wait(ctx, name, &request, ends_at));
         }
+        if matches!(decision.outcome, Outcome::Acquired(_))
+            && !matches!(decision.effect, Effect::Set { .. })
+        {
+            key.touch(name);
+        }
         apply(ctx, name, key, request.owner, decision.effect);
         Ok(decision.outcome.into())
     }
@@ -118,6 +123,9 @@ impl Command for RenewCommand {
             request.ttl,
             ctx.now(),
         );
+        if decision.outcome == Outcome::Renewed {
+            key.touch(name);
+        }
         {
             let State { waiting, stats, .. } = &mut *State::get(ctx);
             if decision.outcome == Outcome::Renewed {
@@ -158,6 +166,10 @@ impl Command for ReleaseCommand {
             stats.releases += u64::from(decision.outcome == Outcome::Released);
             waiting.leave(ctx, name, owner)
         };
+        // Before anybody is served: whoever listens to that may end this client's connection.
+        if let Some(client) = left {
+            client.answer(Reply::Null);
+        }
         let key = match decision.effect {
             Effect::Delete { replaced } => {
                 waiting::serve_next(ctx, name, key, replaced, Some(Cause::Release))
@@ -166,9 +178,6 @@ impl Command for ReleaseCommand {
         };
         if let Some(key) = key {
             apply(ctx, name, key, owner, decision.effect);
-        }
-        if let Some(client) = left {
-            client.answer(Reply::Null);
         }
         Ok(decision.outcome.into())
     }
@@ -191,26 +200,25 @@ impl Command for InfoCommand {
     fn run<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Reply, BadRequest<'c>> {
         let name = args.key()?;
         request::nothing_more(args.from(2))?;
-        let key = ctx.open_to_read(name);
+        let key = ctx.open(name);
         let now = ctx.clocks();
         let mut info = Info {
             ttl_ms: -2,
             ..Info::default()
         };
-        match (key.kind(), key.value()) {
-            (Kind::Empty, _) => {}
-            (_, None) => return Ok(Outcome::WrongType.into()),
-            (_, Some(value)) => {
-                let reading = lock::read(value);
-                info.owner = Some(reading.owner.to_vec());
-                info.fence = reading.fence.map(|fence| fence.number().cast_signed());
-                info.held_ms = reading
-                    .fence
-                    .map(|fence| fence.held_ms(now.wall).cast_signed());
-                info.ttl_ms = key
-                    .ends_at()
-                    .map_or(-1, |end| (end.0 - now.wall.ms().0).max(0));
-            }
+        if key.kind() == Kind::Other {
+            return Ok(Outcome::WrongType.into());
+        }
+        let ends_at = key.ends_at();
+        // Also if there is none: a miss counts as that of a GET.
+        if let Some(value) = key.peek(name) {
+            let reading = lock::read(&value);
+            info.owner = Some(reading.owner.to_vec());
+            info.fence = reading.fence.map(|fence| fence.number().cast_signed());
+            info.held_ms = reading
+                .fence
+                .map(|fence| fence.held_ms(now.wall).cast_signed());
+            info.ttl_ms = ends_at.map_or(-1, |end| (end.0 - now.wall.ms().0).max(0));
         }
         let state = State::get(ctx);
         let queue = state.waiting.queue();

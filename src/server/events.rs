@@ -8,7 +8,24 @@ pub fn promoted(ctx: &Ctx) {
     State::get(ctx).fences.restart(ctx.now());
 }
 
-/// The server became a replica. It has told all who wait and closed their connections itself.
+/// The server became a replica.
 pub fn demoted(ctx: &Ctx) {
-    waiting::forget_grants(ctx);
+    waiting::demoted(ctx);
+}
+
+/// Settings of the server or of ours have changed, all that were given together.
+pub fn configured(ctx: &Ctx) {
+    waiting::configured(ctx);
+    warn_of_eviction(ctx);
+}
+
+/// Warns when the server has become able to evict locks.
+pub fn warn_of_eviction(ctx: &Ctx) {
+    let may_evict = ctx.may_evict();
+    let could_before = std::mem::replace(&mut State::get(ctx).may_evict, may_evict);
+    if may_evict && !could_before {
+        ctx.warn("maxmemory-policy lets the server evict keys, and an evicted lock is free while its owner \
+             works: set maxmemory-policy noeviction on a server that keeps locks",
+        );
+    }
 }

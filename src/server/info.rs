@@ -84,6 +84,7 @@ pub fn write(info: &InfoCtx) {
         (c"contended_keys", queue.contended_keys() as u64),
         (c"oldest_waiter_ms", queue.oldest_waiter_us(now) / 1000),
         (c"max_waiters", waiting.max_waiters()),
+        (c"max_waiters_per_key", waiting.max_waiters_per_key()),
     ] {
         info.field(name, number);
     }

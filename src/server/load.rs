@@ -3,7 +3,8 @@
 use std::ffi::CStr;
 
 use super::api::{Ctx, Refused};
-use super::{State, commands, waiting};
+use super::waiting::{MaxWaiters, MaxWaitersPerKey};
+use super::{State, commands, events};
 
 /// Name of the module: in MODULE LIST, of its section in INFO, and before the dot of its settings.
 pub const NAME: &CStr = c"lockkeeper";
@@ -48,14 +49,12 @@ pub fn load<'c>(ctx: &Ctx, args: impl Iterator<Item = &'c [u8]>) -> Result<(), R
     ctx.declare_options();
     commands::register(ctx, debug)?;
     ctx.register_info()?;
-    ctx.register_max_waiters(waiting::DEFAULT_MAX_WAITERS, waiting::MOST_MAX_WAITERS)?;
+    ctx.register_setting::<MaxWaiters>()?;
+    ctx.register_setting::<MaxWaitersPerKey>()?;
+    ctx.read_settings()?;
     // Last of what can be refused: Redis 7.0 goes on telling a module that was not loaded.
     ctx.subscribe()?;
-    if ctx.may_evict() {
-        ctx.warn("maxmemory-policy lets the server evict keys, and an evicted lock is free while its owner \
-             works: set maxmemory-policy noeviction on a server that keeps locks",
-        );
-    }
+    events::warn_of_eviction(ctx);
     Ok(())
 }
 
@@ -117,9 +116,17 @@ impl ClientUnblock {
 }
 
 /// Refuses while an ACL rule names our commands: with the commands gone, Redis and Valkey from 7.2 on
-/// end with a failed assertion when they go through such a rule.
+/// end with a failed assertion when they go through such a rule. Refuses as well where it cannot be known.
 pub fn unload(ctx: &Ctx) -> Result<(), Refused> {
-    match ctx.acl_rules().iter().find(|rule| names_our_commands(rule)) {
+    let Some(rules) = ctx.acl_rules() else {
+        return Err(Refused(
+            "not unloaded: the server does not answer ACL LIST, and it may crash if an ACL rule names \
+             commands of lockkeeper: remove the rename-command for ACL, or restart the server without \
+             the module"
+                .to_owned(),
+        ));
+    };
+    match rules.iter().find(|rule| names_our_commands(rule)) {
         None => {
             State::drop(ctx);
             Ok(())

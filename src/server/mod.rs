@@ -27,6 +27,8 @@ struct State {
     fences: Fences,
     waiting: Waiting,
     stats: Stats,
+    /// Whether the server could evict locks when it was last asked.
+    may_evict: bool,
 }
 
 static STATE: MainThread<Option<State>> = MainThread::new(None);
@@ -37,6 +39,7 @@ impl State {
             fences: Fences::starting(ctx.now()),
             waiting: Waiting::new(ClientUnblock::on(ctx)),
             stats: Stats::default(),
+            may_evict: false,
         }
     }
 

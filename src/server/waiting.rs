@@ -6,20 +6,26 @@
 //! by the monotonic clock, whatever became of the timer ([`cron`]).
 
 use super::State;
-use super::api::{Blocked, ClientId, Ctx, Key, Kind, Parting, Refusal, Text, Timer};
+use std::ffi::CStr;
+
+use super::api::{Blocked, ClientId, Ctx, Key, Kind, Parting, Refusal, Setting, Text, Timer};
 use super::info::Cause;
 use super::load::ClientUnblock;
 use crate::lock::{self, Fence, Owner, UnixMs};
-use crate::queue::{Grant, GrantId, MonoUs, Name, Queue, REFUSED_MS, Task, Wish};
+use crate::queue::{Dismissal, Grant, GrantId, MonoUs, Name, Queue, REFUSED_MS, Task, Wish};
 use crate::reply::{self, Reply};
 use crate::request::Acquire;
 
 /// Default of `lockkeeper.max-waiters`, over all keys. One waiter and its connection cost the server
 /// 40 to 75 kB that count for maxmemory.
-pub const DEFAULT_MAX_WAITERS: u64 = 1_000;
+const DEFAULT_MAX_WAITERS: u64 = 1_000;
 
-/// Upper bound of `lockkeeper.max-waiters`: more connections than any server has.
-pub const MOST_MAX_WAITERS: u64 = 1_000_000;
+/// Default of `lockkeeper.max-waiters-per-key`: half of all, so that one key leaves as many places to the
+/// others as it can take.
+const DEFAULT_MAX_WAITERS_PER_KEY: u64 = 500;
+
+/// Upper bound of both: more connections than any server has.
+const MOST_MAX_WAITERS: u64 = 1_000_000;
 
 /// What the server's timers, which count in milliseconds, are late by at least: they look once before
 /// their time and once after it. Asked for so much less, one in five comes a millisecond sooner.
@@ -32,6 +38,9 @@ const OVERDUE_MS: u64 = 50;
 pub struct Waiting {
     queue: Queue<Blocked>,
     max_waiters: u64,
+    max_waiters_per_key: u64,
+    /// The server became a replica, and its loop has not turned since.
+    demoted: bool,
     /// The timer that is running, and when it is to fire.
     timer: Option<(Timer, MonoUs)>,
     client_unblock: ClientUnblock,
@@ -47,6 +56,8 @@ impl Waiting {
         Waiting {
             queue: Queue::default(),
             max_waiters: DEFAULT_MAX_WAITERS,
+            max_waiters_per_key: DEFAULT_MAX_WAITERS_PER_KEY,
+            demoted: false,
             timer: None,
             client_unblock,
             unanswered: vec![],
@@ -60,6 +71,21 @@ impl Waiting {
 
     pub fn max_waiters(&self) -> u64 {
         self.max_waiters
+    }
+
+    pub fn max_waiters_per_key(&self) -> u64 {
+        self.max_waiters_per_key
+    }
+
+    /// Why nobody may join the queue of this key now, if so.
+    fn full(&self, name: &Name) -> Option<Reply> {
+        if self.queue.waiters() as u64 >= self.max_waiters {
+            Some(reply::queue_full(self.max_waiters))
+        } else if self.queue.waiters_of(name) as u64 >= self.max_waiters_per_key {
+            Some(reply::queue_of_key_full(self.max_waiters_per_key))
+        } else {
+            None
+        }
     }
 
     /// An owner has shown that it knows of its lock.
@@ -95,10 +121,11 @@ pub fn wait(ctx: &Ctx, name: Text, request: &Acquire, ends_at: Option<UnixMs>) -
     let name = name.in_db(ctx.db());
     let client_unblock = {
         let State { waiting, stats, .. } = &mut *State::get(ctx);
-        let full = waiting.queue.waiters() as u64 >= waiting.max_waiters;
-        if full && !waiting.queue.waits(&name, owner) {
+        if let Some(full) = waiting.full(&name)
+            && !waiting.queue.waits(&name, owner)
+        {
             stats.queue_full += 1;
-            return reply::queue_full(waiting.max_waiters);
+            return full;
         }
         waiting.client_unblock
     };
@@ -122,6 +149,7 @@ pub fn wait(ctx: &Ctx, name: Text, request: &Acquire, ends_at: Option<UnixMs>) -
         queue.held(&name, ends_at, now);
         earlier
     };
+    ctx.queued();
     if let Some(earlier) = earlier {
         earlier.answer(Reply::Null);
     }
@@ -164,10 +192,7 @@ fn tell(ctx: &Ctx, grant: Grant<Blocked>, cause: Cause) {
     let waited_us = grant.waited_us(ctx.clocks());
     State::get(ctx).stats.granted(cause, waited_us);
     let reply = lock::Outcome::Acquired(grant.id.fence).into();
-    grant.client().unblock(Parting {
-        reply,
-        grant: Some(grant.id),
-    });
+    grant.client().unblock(Parting::new(reply, Some(grant.id)));
 }
 
 /// The timer has fired.
@@ -206,7 +231,16 @@ fn work(ctx: &Ctx) {
     for client in unanswered {
         ctx.close(client);
     }
-    let may_write = !ctx.must_not_write();
+    let is_master = ctx.is_master();
+    {
+        let waiting = &mut State::get(ctx).waiting;
+        waiting.demoted = false;
+        if !is_master {
+            // Another server is: it does not know of grants whose reply was lost here.
+            waiting.queue.forget_grants();
+        }
+    }
+    let may_write = is_master && !ctx.must_not_write();
     let tasks = State::get(ctx)
         .waiting
         .queue
@@ -217,6 +251,7 @@ fn work(ctx: &Ctx) {
                 State::get(ctx).stats.wait_timeouts += 1;
                 client.answer(Reply::Null);
             }
+            Task::Dismissed(client, why) => client.answer(why.into()),
             Task::Look(name) => look(ctx, &name),
             Task::TakeBack(grant) => take_back(ctx, &grant),
         }
@@ -261,16 +296,11 @@ fn write(ctx: &Ctx, text: Text, grant: Grant<Blocked>) -> Option<Grant<Blocked>>
     };
     let now = ctx.clocks();
     let name = grant.id.name.clone();
-    let leaving = {
-        let queue = &mut State::get(ctx).waiting.queue;
-        queue.put_back(grant, now);
-        match refusal {
-            Refusal::NotHere => queue.leave_all(Some(&name)),
-            Refusal::NotNow => vec![],
-        }
-    };
-    for client in leaving {
-        client.answer(reply::try_again());
+    let queue = &mut State::get(ctx).waiting.queue;
+    queue.put_back(grant, now);
+    match refusal {
+        Refusal::NotHere => queue.dismiss(Some(&name), Dismissal::NotHere),
+        Refusal::NotNow => {}
     }
     None
 }
@@ -355,39 +385,74 @@ pub fn gone_twice(ctx: &Ctx, client: ClientId) {
     rearm(ctx);
 }
 
-/// Lets a client go that was just blocked.
-pub fn dismiss(ctx: &Ctx, client: Blocked, reply: Reply) {
+/// Lets a client go that was just blocked, and is not known to the queue.
+pub fn send_away(ctx: &Ctx, client: Blocked, reply: Reply) {
     State::get(ctx).waiting.queue.leave(client);
     client.answer(reply);
     rearm(ctx);
 }
 
-pub fn max_waiters(ctx: &Ctx) -> u64 {
-    State::get(ctx).waiting.max_waiters
+/// `lockkeeper.max-waiters`: how many clients may wait, over all keys. At 0 all who wait are answered null
+/// and no timer runs any more, so that the module can be unloaded; a grant in doubt that the server does
+/// not let us take back is left to its ttl.
+pub struct MaxWaiters;
+
+impl Setting for MaxWaiters {
+    const NAME: &CStr = c"max-waiters";
+    const DEFAULT: u64 = DEFAULT_MAX_WAITERS;
+    const LEAST: u64 = 0;
+    const MOST: u64 = MOST_MAX_WAITERS;
+
+    fn get(ctx: &Ctx) -> u64 {
+        State::get(ctx).waiting.max_waiters
+    }
+
+    fn set(ctx: &Ctx, number: u64) {
+        State::get(ctx).waiting.max_waiters = number;
+    }
 }
 
-/// Sets `lockkeeper.max-waiters`. At 0 all who wait are answered null and no timer runs any more, so that
-/// the module can be unloaded; a grant in doubt that the server does not let us take back is left to its
-/// ttl.
-pub fn set_max_waiters(ctx: &Ctx, number: u64) {
-    let leaving = {
+/// `lockkeeper.max-waiters-per-key`: how many of them may wait for one key.
+pub struct MaxWaitersPerKey;
+
+impl Setting for MaxWaitersPerKey {
+    const NAME: &CStr = c"max-waiters-per-key";
+    const DEFAULT: u64 = DEFAULT_MAX_WAITERS_PER_KEY;
+    const LEAST: u64 = 1;
+    const MOST: u64 = MOST_MAX_WAITERS;
+
+    fn get(ctx: &Ctx) -> u64 {
+        State::get(ctx).waiting.max_waiters_per_key
+    }
+
+    fn set(ctx: &Ctx, number: u64) {
+        State::get(ctx).waiting.max_waiters_per_key = number;
+    }
+}
+
+/// Settings have changed: nobody waits where nobody may.
+pub fn configured(ctx: &Ctx) {
+    {
         let waiting = &mut State::get(ctx).waiting;
-        waiting.max_waiters = number;
-        if number > 0 {
+        if waiting.max_waiters > 0 || waiting.queue.is_idle() {
             return;
         }
         waiting.queue.forget_grants();
-        waiting.queue.leave_all(None)
-    };
-    for client in leaving {
-        client.answer(Reply::Null);
+        waiting.queue.dismiss(None, Dismissal::Drained);
     }
-    rearm(ctx);
+    // The first share in this very step: on most servers that is all of them.
+    work(ctx);
 }
 
-/// Another server is master: it does not know of grants whose reply was lost here.
-pub fn forget_grants(ctx: &Ctx) {
-    State::get(ctx).waiting.queue.forget_grants();
+/// The server became a replica, which grants nothing. Most servers have told all who wait themselves by
+/// now, and closed their connections; Valkey 9 leaves those to us who are in a cluster or can be redirected.
+/// A grant in doubt is forgotten in the next turn of the loop, when the server may be master again.
+pub fn demoted(ctx: &Ctx) {
+    {
+        let waiting = &mut State::get(ctx).waiting;
+        waiting.demoted = true;
+        waiting.queue.dismiss(None, Dismissal::Demoted);
+    }
     rearm(ctx);
 }
 
@@ -396,8 +461,8 @@ fn rearm(ctx: &Ctx) {
     let now = ctx.clocks().mono;
     let (late, due) = {
         let waiting = &mut State::get(ctx).waiting;
-        let due = match waiting.unanswered.is_empty() {
-            true => waiting.queue.next_due(),
+        let due = match waiting.unanswered.is_empty() && !waiting.demoted {
+            true => waiting.queue.next_due().map(|due| due.max(now)),
             false => Some(now),
         };
         match (waiting.timer, due) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{Held, Lockkeeper};
+use lockkeeper::{Acquired, Held, Lockkeeper};
 
 use super::{PATIENCE, Server};
 
@@ -18,6 +18,11 @@ pub fn open(server: &Server) -> Lockkeeper {
 pub async fn hold(lockkeeper: &Lockkeeper, key: &str, ttl: Duration) -> Held {
     let held = lockkeeper.acquire(key).ttl(ttl).await.unwrap();
     held.expect("it is free")
+}
+
+/// Whether the lock was granted. It is released at once.
+pub fn is_held(acquired: Acquired) -> bool {
+    matches!(acquired, Acquired::Yes(_))
 }
 
 /// How often the server was asked to do `command`, which is lower-case.

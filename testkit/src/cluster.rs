@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use redis::Connection;
 
-use super::{OK, Reply, Server, Setup, ask, eventually, is_at_least, number};
+use super::{OK, Reply, Server, Setup, ask, eventually, info, is_at_least, number};
 
 const SLOTS: usize = 16_384;
 
@@ -17,14 +17,7 @@ impl Cluster {
     #[track_caller]
     pub fn start() -> Cluster {
         let nodes = [0, 1].map(|n| {
-            // Free now; the default, 10,000 above the port, may be no port at all.
-            let bus = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-            let bus_port = bus.local_addr().unwrap().port().to_string();
-            drop(bus);
-            let node = Setup::new()
-                .args(&["--cluster-enabled", "yes", "--cluster-port", &bus_port])
-                .args(&["--cluster-announce-ip", "127.0.0.1"])
-                .start();
+            let (node, bus_port) = start_node();
             let mut redis = node.connect();
             let (first, end) = (n * SLOTS / 2, (n + 1) * SLOTS / 2);
             let added = ask!(redis, "CLUSTER", "ADDSLOTSRANGE", first, end - 1);
@@ -53,11 +46,53 @@ impl Cluster {
         self.nodes.iter().map(Server::url).collect()
     }
 
+    /// One more node: a replica of this one, in sync when this returns.
+    #[track_caller]
+    pub fn replica_of(&self, node: usize) -> Server {
+        let (replica, bus_port) = start_node();
+        let mut redis = replica.connect();
+        let master = node_id(&mut self.nodes[node].connect());
+        let meet = ["CLUSTER", "MEET", "127.0.0.1"];
+        let met = ask!(self.nodes[node].connect(), &meet, replica.port(), bus_port);
+        assert_eq!(met, OK);
+        eventually("the replica knows its master", || {
+            ask!(redis, "CLUSTER", "REPLICATE", &master) == OK
+        });
+        let own = node_id(&mut redis);
+        eventually("the replica is in sync, and all know that", || {
+            info::<String>(&mut redis, "replication", "master_link_status") == "up"
+                && self.nodes.iter().all(|node| {
+                    let nodes = about_nodes(&mut node.connect());
+                    nodes.lines().any(|line| {
+                        line.starts_with(&own) && line.contains("slave") && line.contains(&master)
+                    })
+                })
+        });
+        replica
+    }
+
     /// Moves a slot with its keys from one node to another, as redis-cli does.
     #[track_caller]
     pub fn move_slot(&self, slot: i64, from: usize, to: usize) {
         move_slot(slot, &self.nodes[from], &self.nodes[to]);
     }
+}
+
+/// A node that knows of no other, and the port of its bus.
+fn start_node() -> (Server, String) {
+    // Free now; the default, 10,000 above the port, may be no port at all.
+    let bus = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let bus_port = bus.local_addr().unwrap().port().to_string();
+    drop(bus);
+    let node = Setup::new()
+        .args(&["--cluster-enabled", "yes", "--cluster-port", &bus_port])
+        .args(&["--cluster-announce-ip", "127.0.0.1"])
+        .start();
+    (node, bus_port)
+}
+
+fn about_nodes(redis: &mut Connection) -> String {
+    redis::cmd("CLUSTER").arg("NODES").query(redis).unwrap()
 }
 
 /// Moves a slot with its keys from one node to another, as redis-cli does.
@@ -106,7 +141,7 @@ pub fn moves_in_one_step(server: &Server) -> bool {
 
 /// The configuration epoch of a node as another knows it.
 pub fn epoch_of(redis: &mut Connection, id: &str) -> u64 {
-    let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(redis).unwrap();
+    let nodes = about_nodes(redis);
     let node = nodes.lines().find(|line| line.starts_with(id)).unwrap();
     node.split(' ').nth(6).unwrap().parse().unwrap()
 }

@@ -5,8 +5,10 @@
 
 pub mod client;
 pub mod cluster;
+pub mod connection;
 pub mod proxy;
 pub mod stream;
+pub mod tls;
 pub mod waiting;
 
 use std::fmt::Display;
@@ -148,6 +150,18 @@ fn release() -> PathBuf {
         "the release does not build"
     );
     target.join("release")
+}
+
+/// What the environment says of a run: a seed that repeats it, or how long it is to be.
+#[track_caller]
+pub fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
+    match std::env::var(name) {
+        Ok(value) => match value.parse() {
+            Ok(value) => value,
+            Err(_) => panic!("{name} cannot be '{value}'"),
+        },
+        Err(_) => default,
+    }
 }
 
 /// The folder of the workspace.

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use lockkeeper::Lockkeeper;
 
 use super::client::{Client, Place, Raw};
-use super::dice::Dice;
 use super::history::History;
 use super::nodes::Nodes;
 use super::sentinels::Sentinels;
@@ -193,13 +192,13 @@ pub fn cluster(seed: u64, rounds: usize) -> History {
     let place = Place::Cluster(urls.clone());
     let shared = Run::new(seed, 5, Duration::from_millis(1500));
     let helpers = Some((&lockkeeper, &[false; 4][..]));
-    let mut dice = Dice::new(seed, 500);
+    let mut random = shared.random(500);
     run(shared, raws(5, &place), helpers, |run| {
         for _ in 0..rounds {
             for _ in 0..2 {
                 load(run, 30);
-                let key = format!("lock:{}", dice.of(0..run.keys as u64));
-                let in_one_step = dice.percent(50) && can_in_one_step;
+                let key = format!("lock:{}", random.usize(..run.keys));
+                let in_one_step = random.bool() && can_in_one_step;
                 let fault = match in_one_step {
                     true => "slot moved in one step",
                     false => "slot moved",

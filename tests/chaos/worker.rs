@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Lockkeeper, Released};
+use fastrand::Rng;
+use lockkeeper::{Acquired, Lockkeeper, Released};
 
 use super::client::{Client, SILENCE, Said, Wish};
-use super::dice::Dice;
 use super::history::{Answer, Did, Event, Fault, History, Us};
 use super::storage::Storage;
 
@@ -44,6 +44,11 @@ impl Run {
 
     fn now(&self) -> Us {
         us(self.start.elapsed())
+    }
+
+    /// Numbers that look random, and are the same in every run of this seed.
+    pub fn random(&self, owner: u64) -> Rng {
+        Rng::with_seed(self.seed.rotate_left(32) ^ owner)
     }
 
     /// No new question from now on.
@@ -100,11 +105,11 @@ struct Tenure<'r> {
 }
 
 impl<'r> Tenure<'r> {
-    fn begin(run: &'r Run, dice: &mut Dice) -> Tenure<'r> {
+    fn begin(run: &'r Run, random: &mut Rng) -> Tenure<'r> {
         Tenure {
             run,
             number: run.tenures.fetch_add(1, Ordering::Relaxed),
-            key: dice.of(0..run.keys as u64) as usize,
+            key: random.usize(..run.keys),
         }
     }
 
@@ -152,14 +157,14 @@ impl<'r> Tenure<'r> {
 
 /// Works through `client` until the run stops.
 pub fn raw(run: &Run, number: u64, mut client: impl Client) {
-    let mut dice = Dice::new(run.seed, number);
+    let mut random = run.random(number);
     while !run.has_stopped() {
-        let tenure = Tenure::begin(run, &mut dice);
+        let tenure = Tenure::begin(run, &mut random);
         let wish = Wish {
             key: tenure.key(),
             owner: format!("raw:{}", tenure.number),
             ttl: run.ttl,
-            wait: match dice.percent(85) {
+            wait: match random.u8(..100) < 85 {
                 true => Duration::from_secs(3),
                 false => Duration::ZERO,
             },
@@ -168,7 +173,7 @@ pub fn raw(run: &Run, number: u64, mut client: impl Client) {
             tenure,
             wish,
             client: &mut client,
-            dice: &mut dice,
+            random: &mut random,
         }
         .live();
     }
@@ -178,7 +183,7 @@ struct Raw<'w, 'r, C> {
     tenure: Tenure<'r>,
     wish: Wish,
     client: &'w mut C,
-    dice: &'w mut Dice,
+    random: &'w mut Rng,
 }
 
 impl<C: Client> Raw<'_, '_, C> {
@@ -194,7 +199,7 @@ impl<C: Client> Raw<'_, '_, C> {
         }
         run.sections.fetch_add(1, Ordering::Relaxed);
         self.tenure.writes(fence);
-        match self.dice.of(0..100) {
+        match self.random.u64(0..100) {
             // Dies.
             0..2 => return,
             // Is paused past the end of its lease.
@@ -208,7 +213,7 @@ impl<C: Client> Raw<'_, '_, C> {
                     self.tenure.writes(fence);
                 }
             }
-            _ => thread::sleep(Duration::from_millis(self.dice.of(0..5))),
+            _ => thread::sleep(Duration::from_millis(self.random.u64(0..5))),
         }
         self.releases();
     }
@@ -216,8 +221,8 @@ impl<C: Client> Raw<'_, '_, C> {
     /// The fence, and until when the lease lasts at least.
     fn acquires(&mut self) -> Option<(u64, Us)> {
         // Some hang up in the middle of their wait, and ask once more.
-        let mut patience = match self.dice.percent(10) {
-            true => Duration::from_millis(self.dice.of(1..30)),
+        let mut patience = match self.random.u8(..100) < 10 {
+            true => Duration::from_millis(self.random.u64(1..30)),
             false => self.wish.wait + SILENCE,
         };
         for _ in 0..2 {
@@ -279,13 +284,18 @@ impl<C: Client> Raw<'_, '_, C> {
 
 /// Works through the helper until the run stops.
 pub fn helper(run: &Run, number: u64, lockkeeper: &Lockkeeper, safe: bool) {
-    let mut dice = Dice::new(run.seed, number);
+    let mut random = run.random(number);
     while !run.has_stopped() {
-        helped(Tenure::begin(run, &mut dice), lockkeeper, &mut dice, safe);
+        helped(
+            Tenure::begin(run, &mut random),
+            lockkeeper,
+            &mut random,
+            safe,
+        );
     }
 }
 
-fn helped(tenure: Tenure, lockkeeper: &Lockkeeper, dice: &mut Dice, safe: bool) {
+fn helped(tenure: Tenure, lockkeeper: &Lockkeeper, random: &mut Rng, safe: bool) {
     let wait = Duration::from_secs(3);
     let run = tenure.run;
     let (question, _) = tenure.asks(Did::Acquire {
@@ -294,8 +304,8 @@ fn helped(tenure: Tenure, lockkeeper: &Lockkeeper, dice: &mut Dice, safe: bool) 
     });
     let acquire = lockkeeper.acquire(tenure.key()).ttl(run.ttl).wait(wait);
     let held = match acquire.min_replicas(safe.into()).blocking() {
-        Ok(Some(held)) => held,
-        Ok(None) => return tenure.hears(question, Answer::Not),
+        Ok(Acquired::Yes(held)) => held,
+        Ok(Acquired::Busy) => return tenure.hears(question, Answer::Not),
         Err(error) => {
             tenure.hears(question, Answer::Failed(error.to_string()));
             return thread::sleep(Duration::from_millis(50));
@@ -313,8 +323,8 @@ fn helped(tenure: Tenure, lockkeeper: &Lockkeeper, dice: &mut Dice, safe: bool) 
     };
     tenure.hears(question, looks());
     run.sections.fetch_add(1, Ordering::Relaxed);
-    let looks_again = match dice.percent(10) {
-        true => dice.of(5..15),
+    let looks_again = match random.u8(..100) < 10 {
+        true => random.u64(5..15),
         false => 1,
     };
     for _ in 0..looks_again {
@@ -327,14 +337,14 @@ fn helped(tenure: Tenure, lockkeeper: &Lockkeeper, dice: &mut Dice, safe: bool) 
         }
         tenure.writes(fence);
         thread::sleep(match looks_again {
-            1 => Duration::from_millis(dice.of(0..5)),
+            1 => Duration::from_millis(random.u64(0..5)),
             _ => run.ttl / 10,
         });
     }
     let (question, _) = tenure.asks(Did::Release);
     tenure.hears(
         question,
-        match held.release() {
+        match held.blocking_release() {
             Ok(Released::Yes) => Answer::Released,
             Ok(Released::Lost(_)) => Answer::Not,
             Err(error) => Answer::Failed(error.to_string()),

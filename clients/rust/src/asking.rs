@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 use uuid::Uuid;
 
@@ -41,6 +41,10 @@ const LONGEST_LOOK: Duration = Duration::from_secs(5);
 /// The pause before a server that gave an error is asked again, doubled every time: a server that restarts needs seconds, a proxy that cut a connection needs none.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often whoever runs the program is reminded that a wait goes on although nobody answers it:
+/// the wait itself may tell nothing for hours.
+const WARN_EVERY: Duration = Duration::from_secs(30);
 
 /// What somebody asks for.
 #[derive(Clone, Debug)]
@@ -78,6 +82,8 @@ pub(crate) struct Asking<'a> {
     started: Moment,
     /// What went wrong since the server last answered.
     trouble: Option<Error>,
+    /// When the log last said so.
+    warned_at: Option<Instant>,
     /// Whether the server may have granted something or queued us without our knowing.
     in_doubt: bool,
     /// Those in whose names was asked before, until they are known to have nothing.
@@ -111,6 +117,7 @@ impl<'a> Asking<'a> {
             owner: fresh_owner(request),
             started: clock::now(),
             trouble: None,
+            warned_at: None,
             in_doubt: false,
             former: Vec::new(),
         }
@@ -143,7 +150,7 @@ impl<'a> Asking<'a> {
     }
 
     async fn ask(&mut self) -> Result<Option<Grant>, Error> {
-        let (mut pause, mut tries, mut warned) = (FIRST_PAUSE, 0, false);
+        let (mut pause, mut tries) = (FIRST_PAUSE, 0);
         loop {
             tries += 1;
             let begun = clock::now();
@@ -168,13 +175,7 @@ impl<'a> Asking<'a> {
                     if ends || !error.is_passing() {
                         return Err(error);
                     }
-                    let key = show(&self.request.key);
-                    if warned {
-                        debug!(%key, %error, "asking again");
-                    } else {
-                        warn!(%key, %error, "no answer yet, asking again");
-                    }
-                    warned = true;
+                    self.log_trouble(&error);
                     self.trouble = Some(error);
                 }
             }
@@ -183,6 +184,19 @@ impl<'a> Asking<'a> {
             }
             sleep(pause).await;
             pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+
+    /// That it is asked again after an error: a warning the first time in a wait, and then now and
+    /// then.
+    fn log_trouble(&mut self, error: &Error) {
+        let (key, owner) = (show(&self.request.key), &self.owner);
+        let quiet = self.warned_at.is_some_and(|at| at.elapsed() < WARN_EVERY);
+        if quiet || self.request.wait == Wait::No {
+            debug!(%key, %owner, %error, "asking again");
+        } else {
+            warn!(%key, %owner, %error, "waiting on, although the server cannot be asked");
+            self.warned_at = Some(Instant::now());
         }
     }
 
@@ -481,7 +495,4 @@ fn no_answer() -> Error {
     Error::Unreachable("no answer in time".to_owned())
 }
 
-/// A key as it may be printed.
-pub(crate) fn show(key: &[u8]) -> std::slice::EscapeAscii<'_> {
-    key.escape_ascii()
-}
+pub(crate) use crate::printable::printable as show;

@@ -1,5 +1,7 @@
 //! Why a question got no answer. That a lock is busy or lost is an answer, not an error.
 
+use crate::printable::without_controls;
+
 /// What kept a question from being answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -21,6 +23,10 @@ pub enum Error {
 }
 
 impl Error {
+    pub(crate) fn closed() -> Error {
+        Error::Invalid("the lockkeeper was closed".to_owned())
+    }
+
     /// Whether the server may answer otherwise in a moment: it is starting, changing its role,
     /// moving the key, or about to be upgraded, for which nobody may wait.
     pub(crate) fn is_passing(&self) -> bool {
@@ -45,10 +51,11 @@ impl Error {
 
 impl From<&redis::ServerError> for Error {
     fn from(error: &redis::ServerError) -> Error {
-        Error::Refused(match error.details() {
+        let line = match error.details() {
             Some(details) => format!("{} {details}", error.code()),
             None => error.code().to_owned(),
-        })
+        };
+        Error::Refused(without_controls(&line))
     }
 }
 
@@ -60,9 +67,9 @@ impl From<redis::RedisError> for Error {
             AuthenticationFailed => Error::Refused("authentication failed".to_owned()),
             Server(_) | Extension => match redis::ServerError::try_from(error) {
                 Ok(error) => Error::from(&error),
-                Err(error) => Error::Refused(error.to_string()),
+                Err(error) => Error::Refused(without_controls(&error.to_string())),
             },
-            _ => Error::Unreachable(error.to_string()),
+            _ => Error::Unreachable(without_controls(&error.to_string())),
         }
     }
 }

@@ -1,22 +1,28 @@
 //! The handle: proof that a lock is held, and the only way to give it up.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use redis::Value;
+use tokio::sync::{mpsc, watch};
 
 use crate::asking::show;
 use crate::clock;
 use crate::error::Error;
 use crate::lease::{Lost, Moment, checked_ttl};
+use crate::pending::Pending;
 use crate::watchdog::{LeaseId, Message};
+use crate::wire;
 
 /// A lock that is held, and renewed by the watchdog until it is given up.
 ///
 /// Dropping it releases in the background; [`release`](Held::release) does the same and tells how
-/// it went. Neither happens when the process ends first: then the lock ends by its ttl. After a
-/// fork only the parent holds it: in the child it counts as lost, and dropping it does nothing.
+/// it went. Neither happens when the process ends first: then the lock ends by its ttl; see
+/// [`Lockkeeper::close`](crate::Lockkeeper::close). After a fork only the parent holds it: in the
+/// child it counts as lost, and dropping it does nothing.
 #[must_use = "a lock is released when its handle is dropped"]
 pub struct Held {
     id: LeaseId,
@@ -47,6 +53,13 @@ pub enum Released {
     Yes,
     /// It had been lost before.
     Lost(Lost),
+}
+
+impl Released {
+    /// The answer to a RELEASE.
+    pub(crate) fn read(reply: Value) -> Result<Released, Error> {
+        Ok(wire::refused(reply)?.map_or(Released::Yes, Released::Lost))
+    }
 }
 
 /// The watchdog's end of what it shares with a handle.
@@ -183,20 +196,24 @@ impl Held {
     /// Borrows nothing, needs no particular runtime, and may be dropped and asked for again. Once
     /// the lock is released or left it does not resolve any more.
     pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
-        let (loss, mut told) = (self.loss(), self.handle.told.clone());
+        let (loss, pid) = (self.loss(), self.pid);
+        let mut told = self.handle.told.clone();
         async move {
             if let Some(lost) = loss {
                 return lost;
             }
-            let told = told
-                .wait_for(|told| !matches!(told, Told::Nothing))
-                .await
-                .map(|told| *told);
-            match told {
-                Ok(Told::Lost(lost)) => lost,
-                Ok(Told::LetGo) => std::future::pending().await,
+            let mut told = pin!(told.wait_for(|told| !matches!(told, Told::Nothing)));
+            let told = std::future::poll_fn(|cx| match told.as_mut().poll(cx) {
+                Poll::Ready(told) => Poll::Ready(told.ok().map(|told| *told)),
+                // The watchdog is our parent's and tells us nothing.
+                Poll::Pending if pid != std::process::id() => Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            });
+            match told.await {
+                Some(Told::Lost(lost)) => lost,
+                Some(Told::LetGo) => std::future::pending().await,
                 // The watchdog is gone and nobody renews.
-                Ok(Told::Nothing) | Err(_) => Lost::Expired,
+                Some(Told::Nothing) | None => Lost::Expired,
             }
         }
     }
@@ -204,7 +221,17 @@ impl Held {
     /// Asks the server now whether we still hold it, and renews. An error is no loss: the watchdog
     /// goes on trying until the lease ends.
     pub async fn renew(&self) -> Result<Renewed, Error> {
-        received(self.send_renew(None).await)
+        let renewed = self.send_renew(None).await;
+        known(renewed, &self.handle.told, Renewed::Lost)
+    }
+
+    /// See [`renew`](Held::renew).
+    ///
+    /// # Panics
+    /// Inside an asynchronous task, where it would block all others: await `renew` there.
+    pub fn blocking_renew(&self) -> Result<Renewed, Error> {
+        let renewed = self.send_renew(None).blocking();
+        known(renewed, &self.handle.told, Renewed::Lost)
     }
 
     /// Makes the lease last for `ttl` from now, this once, for a time in which nobody can renew: the
@@ -215,14 +242,21 @@ impl Held {
     /// # Errors
     /// [`Error::Invalid`] if the ttl cannot be used; nothing was sent then. Any other is no loss.
     pub async fn extend(&self, ttl: Duration) -> Result<Renewed, Error> {
-        received(self.send_renew(Some(checked_ttl(ttl)?)).await)
+        let renewed = self.send_renew(Some(checked_ttl(ttl)?)).await;
+        known(renewed, &self.handle.told, Renewed::Lost)
     }
 
-    pub(crate) fn send_renew(
-        &self,
-        ttl: Option<Duration>,
-    ) -> oneshot::Receiver<Result<Renewed, Error>> {
-        let (reply, renewed) = oneshot::channel();
+    /// See [`extend`](Held::extend).
+    ///
+    /// # Panics
+    /// Inside an asynchronous task, where it would block all others: await `extend` there.
+    pub fn blocking_extend(&self, ttl: Duration) -> Result<Renewed, Error> {
+        let renewed = self.send_renew(Some(checked_ttl(ttl)?)).blocking();
+        known(renewed, &self.handle.told, Renewed::Lost)
+    }
+
+    fn send_renew(&self, ttl: Option<Duration>) -> Pending<Renewed> {
+        let (reply, renewed) = Pending::new();
         if self.is_forked() {
             let _ = reply.send(Err(Error::Forked));
         } else {
@@ -240,23 +274,41 @@ impl Held {
         self.release_after(Duration::ZERO).await
     }
 
+    /// See [`release`](Held::release).
+    ///
+    /// # Panics
+    /// Inside an asynchronous task, where it would block all others: await `release` there.
+    pub fn blocking_release(self) -> Result<Released, Error> {
+        self.blocking_release_after(Duration::ZERO)
+    }
+
     /// As [`release`](Held::release), but the lock stays taken until `hold` after it was granted.
     /// It does not wait: what is left becomes the lock's ttl on the server.
     ///
     /// For a job that runs at the same minute on several machines and is done sooner than their
     /// clocks differ.
     pub async fn release_after(self, hold: Duration) -> Result<Released, Error> {
-        received(self.send_release(hold).await)
+        let (told, released) = self.send_release(hold);
+        known(released.await, &told, Released::Lost)
     }
 
-    pub(crate) fn send_release(self, hold: Duration) -> oneshot::Receiver<Result<Released, Error>> {
-        let (reply, released) = oneshot::channel();
+    /// See [`release_after`](Held::release_after).
+    ///
+    /// # Panics
+    /// Inside an asynchronous task, where it would block all others: await `release_after` there.
+    pub fn blocking_release_after(self, hold: Duration) -> Result<Released, Error> {
+        let (told, released) = self.send_release(hold);
+        known(released.blocking(), &told, Released::Lost)
+    }
+
+    fn send_release(self, hold: Duration) -> (watch::Receiver<Told>, Pending<Released>) {
+        let (reply, released) = Pending::new();
         if self.is_forked() {
             let _ = reply.send(Err(Error::Forked));
         } else {
             let _ = self.watchdog.send(Message::Release(self.id, hold, reply));
         }
-        released
+        (self.handle.told.clone(), released)
     }
 
     /// Stops renewing and lets the lock lapse by itself, a ttl from the last renewal at most.
@@ -290,9 +342,15 @@ impl std::fmt::Debug for Held {
     }
 }
 
-/// What the watchdog said, or that it is gone.
-pub(crate) fn received<T>(
-    answer: Result<Result<T, Error>, oneshot::error::RecvError>,
+/// A loss that was told is the answer even when the watchdog has ended since, as it does when the
+/// lockkeeper is closed.
+fn known<T>(
+    answer: Result<T, Error>,
+    told: &watch::Receiver<Told>,
+    lost: impl FnOnce(Lost) -> T,
 ) -> Result<T, Error> {
-    answer.unwrap_or_else(|_| Err(Error::Unreachable("the watchdog has ended".to_owned())))
+    match (answer, *told.borrow()) {
+        (Err(Error::Unreachable(_)), Told::Lost(why)) => Ok(lost(why)),
+        (answer, _) => answer,
+    }
 }

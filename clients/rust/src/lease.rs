@@ -106,7 +106,8 @@ impl Add<Duration> for Moment {
 pub enum Lost {
     /// The server says that another owner holds it.
     Taken,
-    /// The server says that nobody holds it: it was deleted, evicted, or had run out.
+    /// Nobody holds it: the server says that it was deleted, evicted, or had run out; or
+    /// [`close`](crate::Lockkeeper::close) gives it back.
     Gone,
     /// No renewal was acknowledged in time: the lease has ended by our own clock. Said before the
     /// server can give the lock to another.

@@ -8,17 +8,17 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use lockkeeper::{Error, Lockkeeper, Ran};
+//! use lockkeeper::{Lockkeeper, Ran};
 //!
-//! # async fn send_invoices() -> Result<u32, Error> { Ok(0) }
+//! # async fn send_invoices() -> std::io::Result<u32> { Ok(0) }
 //! #[tokio::main]
-//! async fn main() -> Result<(), Error> {
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let lockkeeper = Lockkeeper::open("redis://127.0.0.1/")?;
 //!     let job = lockkeeper.acquire("job:invoices").wait(Duration::from_secs(60));
 //!     match job.run(async |_| send_invoices().await).await? {
-//!         Ran::Done(sent) => println!("{sent} invoices sent"),
+//!         Ran::Done(sent) => println!("{} invoices sent", sent?),
 //!         Ran::Busy => println!("another machine is at it"),
-//!         Ran::Lost(why) => println!("stopped half-way: {why}"),
+//!         Ran::Lost { why, .. } => println!("stopped half-way: {why}"),
 //!     }
 //!     Ok(())
 //! }
@@ -27,19 +27,24 @@
 //! # One leader among many
 //!
 //! ```no_run
-//! use lockkeeper::{Error, Lockkeeper};
+//! use std::time::Duration;
+//! use lockkeeper::{Acquired, Error, Lockkeeper, Released};
 //!
 //! # async fn lead() {}
 //! #[tokio::main]
 //! async fn main() -> Result<(), Error> {
 //!     let lockkeeper = Lockkeeper::open("redis://127.0.0.1/")?;
+//!     // Whatever ends `main`: the next leader need not wait for the ttl.
+//!     let _guard = lockkeeper.close_on_drop(Duration::from_secs(5));
 //!     loop {
-//!         let Some(leadership) = lockkeeper.acquire("leader").wait_forever().await? else {
+//!         let Acquired::Yes(leadership) = lockkeeper.acquire("leader").wait_forever().await? else {
 //!             continue;
 //!         };
 //!         tokio::select! {
 //!             () = lead() => {
-//!                 let _ = leadership.release().await?;
+//!                 if let Released::Lost(why) = leadership.release().await? {
+//!                     eprintln!("the last of it was done without being the leader: {why}");
+//!                 }
 //!                 return Ok(());
 //!             }
 //!             why = leadership.lost() => eprintln!("no longer the leader: {why}"),
@@ -51,7 +56,7 @@
 //! # A web handler that lends a book
 //!
 //! ```no_run
-//! use lockkeeper::{Error, Lockkeeper};
+//! use lockkeeper::{Acquired, Error, Lockkeeper, Released};
 //!
 //! # struct Database;
 //! # impl Database { async fn lend(&self, _: u32, _: &str, _: u64) -> Result<(), Error> { Ok(()) } }
@@ -62,18 +67,48 @@
 //!     book: u32,
 //!     reader: &str,
 //! ) -> Result<(u16, &'static str), Error> {
-//!     let Some(held) = lockkeeper.acquire(format!("book:{book}")).await? else {
+//!     let Acquired::Yes(held) = lockkeeper.acquire(format!("book:{book}")).await? else {
 //!         return Ok((409, "borrowing in progress"));
 //!     };
 //!     // A storage that refuses a smaller fence than it has seen is safe even from a holder that
 //!     // was paused for longer than its ttl.
 //!     database.lend(book, reader, held.fence()).await?;
-//!     let _ = held.release().await?;
-//!     Ok((200, "lent"))
+//!     match held.release().await? {
+//!         Released::Yes => Ok((200, "lent")),
+//!         Released::Lost(_) => Ok((503, "perhaps lent: look again")),
+//!     }
 //! }
 //! ```
 //!
-//! Code without async calls [`Acquire::blocking`]; see [`blocking`].
+//! # Code that blocks
+//!
+//! The watchdog is a thread of its own, so a thread that blocks loses nothing. Whatever waits for
+//! an answer has a twin for threads that may block: [`Acquire::blocking`],
+//! [`blocking_run`](Acquire::blocking_run), [`Held::blocking_release`],
+//! [`Lockkeeper::blocking_info`] and so on. They panic inside an asynchronous task, which they
+//! would block.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use lockkeeper::{Lockkeeper, Ran};
+//!
+//! # fn copy_table() {}
+//! let lockkeeper = Lockkeeper::open("redis://127.0.0.1/")?;
+//! let job = lockkeeper.acquire("job:export").wait(Duration::from_secs(10));
+//! match job.blocking_run(|_| copy_table())? {
+//!     Ran::Done(()) => println!("copied"),
+//!     Ran::Busy => println!("somebody else is at it"),
+//!     Ran::Lost { why, .. } => println!("perhaps copied twice: {why}"),
+//! }
+//! # Ok::<(), lockkeeper::Error>(())
+//! ```
+//!
+//! # The end of a program
+//!
+//! It takes the watchdog with it. What was released with [`Held::release`] or [`Acquire::run`] is
+//! free by then; a handle that is dropped in the last moment may not be, and its lock lasts until
+//! the end of its ttl. [`Lockkeeper::close`] gives all back and waits for it, and
+//! [`close_on_drop`](Lockkeeper::close_on_drop) does so however `main` ends.
 //!
 //! # What it promises
 //!
@@ -86,7 +121,7 @@
 //!   blocks its runtime, waits for another lock, or ends its runtime does not matter to it.
 //! - **Nothing is left behind.** A handle that is dropped, a task that panics, an acquire that is
 //!   cancelled or whose reply got lost: what may have been granted is released.
-//! - **Refusal is an answer.** Busy is `Ok(None)`, a loss is a value; [`Error`] is for a question
+//! - **Refusal is an answer.** Busy is [`Acquired::Busy`], a loss is a value; [`Error`] is for a question
 //!   that got no answer.
 //!
 //! # What it does not promise
@@ -106,6 +141,12 @@
 //! [`tracing`](https://docs.rs/tracing): grants and releases as debug, failed renewals as
 //! warnings, losses as errors.
 //!
+//! # Systems
+//!
+//! Tested on Linux. Nothing else in it is Linux only: on Linux, Android and macOS the system has a
+//! clock that runs through suspend, elsewhere the larger of what the monotonic and the wall clock
+//! say has passed counts.
+//!
 //! # The rooms
 //!
 //! | module | knows |
@@ -117,24 +158,31 @@
 //! | `connection` | one of them, and how it is given up |
 //! | `place` | where the server is: one address, Sentinel, Cluster |
 //! | `wire` | the four commands and their replies |
-//! | `acquire`, `held`, [`blocking`] | what an application sees |
+//! | `printable` | how keys and owners are shown |
+//! | `pending` | what the watchdog was asked and has not answered yet |
+//! | `bytes` | what keys and owners may be given as |
+//! | `acquire`, `held` | what an application sees |
 #![deny(missing_docs, unsafe_code)]
 
 mod acquire;
 mod asking;
-pub mod blocking;
+mod bytes;
 mod clock;
 mod connection;
 mod error;
 mod held;
 mod lease;
 mod network;
+mod pending;
 mod place;
+mod printable;
 mod watchdog;
 mod wire;
 
-pub use acquire::{Acquire, Builder, Lockkeeper, Ran};
+pub use acquire::{Acquire, Acquired, Builder, CloseOnDrop, Lockkeeper, Ran};
+pub use bytes::ToBytes;
 pub use error::Error;
 pub use held::{Held, Released, Renewed};
 pub use lease::Lost;
+pub use printable::printable;
 pub use wire::{Info, Waiter};

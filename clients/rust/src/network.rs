@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::connection::{Connection, Unanswered};
 use crate::error::Error;
-use crate::place::{Node, Place};
+use crate::place::{self, Node, Place};
 
 /// A server that has not taken a connection by then is as good as down. TCP repeats a lost SYN
 /// after 1 s and after 3 s, so two of them may get lost.
@@ -322,7 +322,7 @@ impl Network {
     /// What an error reply means. A server that takes no writes is the wrong one, where there are
     /// others or behind an address that leads to another by now: the next attempt looks for it.
     fn refusal(&self, node: &Node, error: &redis::ServerError) -> Error {
-        let refused = Error::from(error);
+        let refused = self.place.refusal(node, error);
         if ELSEWHERE.contains(&error.code()) {
             lock(&self.shared).remove(node);
             lock(&self.idle).retain(|(idle, ..)| idle != node);
@@ -451,14 +451,7 @@ impl Network {
 
     async fn connect(&self, node: &Node, label: &str) -> Result<Connection, Error> {
         let client = self.place.client(node).await?;
-        let connected = Connection::to(&client).await;
-        let mut connection = connected.map_err(|error| match Error::from(error) {
-            Error::Unreachable(why) => {
-                let address = client.get_connection_info().addr();
-                Error::Unreachable(format!("{address}: {why}"))
-            }
-            error => error,
-        })?;
+        let mut connection = place::connect(&client).await?;
         // For whoever looks at CLIENT LIST. Not awaited: a user who may not do this may still lock.
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME")

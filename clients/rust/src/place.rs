@@ -5,20 +5,34 @@ use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{Client, ConnectionInfo, IntoConnectionInfo, RedisError};
+use redis::{Client, ConnectionAddr, ConnectionInfo, RedisError};
 
+use crate::connection::Connection;
 use crate::error::Error;
+#[cfg(feature = "cluster")]
+use crate::printable::printable;
+use url::{Kind, Url};
 
 #[cfg(feature = "cluster")]
 mod cluster;
+mod diagnosis;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+mod url;
 
 /// What a place is reached with besides its address.
 #[derive(Clone, Default)]
 pub(crate) struct Credentials {
     /// Wins over the one in the URL, so that the URL can be shown.
     pub(crate) password: Option<String>,
+    /// The same for the sentinels, which may have one of their own.
+    #[cfg(feature = "sentinel")]
+    pub(crate) sentinel_password: Option<String>,
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<redis::TlsCertificates>,
+    /// Take any certificate of the server.
+    #[cfg(feature = "tls")]
+    pub(crate) insecure: bool,
 }
 
 /// One server of the place. A standalone server and the master of the moment have no name.
@@ -35,7 +49,7 @@ pub(crate) struct Redirect {
 pub(crate) enum Place {
     One(Client),
     #[cfg(feature = "sentinel")]
-    Sentinel(tokio::sync::Mutex<redis::sentinel::SentinelClient>),
+    Sentinel(sentinel::Sentinel),
     #[cfg(feature = "cluster")]
     Cluster(cluster::Cluster),
 }
@@ -44,25 +58,27 @@ pub(crate) enum Place {
 #[cfg_attr(not(feature = "cluster"), allow(unused_variables))]
 impl Place {
     pub(crate) fn parse(url: &str, credentials: &Credentials) -> Result<Place, Error> {
-        match Url::split(url)? {
-            Url {
-                kind: Kind::One,
-                nodes,
-            } => {
-                let info = info(&nodes.concat(), credentials)?;
+        let mut url = Url::parse(url)?;
+        if let Some(password) = &credentials.password {
+            url.login.password = Some(password.clone());
+        }
+        check_tls(&mut url, credentials)?;
+        match url.kind.clone() {
+            Kind::One => {
+                let info = url.info(&url.addresses[0])?;
                 Ok(Place::One(client(info, credentials)?))
             }
             #[cfg(feature = "sentinel")]
-            Url {
-                kind: Kind::Sentinel { master },
-                nodes,
-            } => sentinel(&nodes, &master, credentials),
+            Kind::Sentinel { master } => {
+                if let Some(password) = &credentials.sentinel_password {
+                    url.sentinel_login.password = Some(password.clone());
+                }
+                let sentinel = sentinel::Sentinel::new(url, master, credentials.clone())?;
+                Ok(Place::Sentinel(sentinel))
+            }
             #[cfg(feature = "cluster")]
-            Url {
-                kind: Kind::Cluster,
-                nodes,
-            } => {
-                let nodes = nodes.iter().map(|url| info(url.as_str(), credentials));
+            Kind::Cluster => {
+                let nodes = url.addresses.iter().map(|address| url.info(address));
                 let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
                 Ok(Place::Cluster(cluster::Cluster::new(
                     nodes,
@@ -70,16 +86,9 @@ impl Place {
                 )))
             }
             #[allow(unreachable_patterns)]
-            Url { kind, .. } => {
-                let feature = if kind == Kind::Cluster {
-                    "cluster"
-                } else {
-                    "sentinel"
-                };
-                Err(Error::Invalid(format!(
-                    "this program was built without the feature '{feature}' of lockkeeper"
-                )))
-            }
+            Kind::Sentinel { .. } => Err(not_built_with("sentinel")),
+            #[allow(unreachable_patterns)]
+            Kind::Cluster => Err(not_built_with("cluster")),
         }
     }
 
@@ -93,13 +102,42 @@ impl Place {
     }
 
     /// How to connect to the node now.
-    pub(crate) async fn client(&self, node: &Node) -> Result<Client, RedisError> {
+    pub(crate) async fn client(&self, node: &Node) -> Result<Client, Error> {
         match self {
             Place::One(client) => Ok(client.clone()),
             #[cfg(feature = "sentinel")]
-            Place::Sentinel(sentinel) => sentinel.lock().await.async_get_client().await,
+            Place::Sentinel(sentinel) => sentinel.client().await,
             #[cfg(feature = "cluster")]
-            Place::Cluster(cluster) => cluster.client(node),
+            Place::Cluster(cluster) => Ok(cluster.client(node)?),
+        }
+    }
+
+    /// What the error that `node` answered says to people.
+    pub(crate) fn refusal(&self, node: &Node, error: &redis::ServerError) -> Error {
+        let unknown = error.code() == "ERR"
+            && error.details().is_some_and(|it| {
+                it.starts_with("unknown command 'LOCK.") || it.starts_with("unknown command `LOCK.")
+            });
+        if !unknown {
+            return Error::from(error);
+        }
+        let command = error.details().unwrap_or_default();
+        // What follows are the arguments, the key and the owner among them.
+        let command = command.split(',').next().unwrap_or_default();
+        Error::Refused(format!(
+            "ERR {command}: the module lockkeeper is not loaded at {}; load it there with \
+             'loadmodule /path/to/liblockkeeper.so' in redis.conf, or with MODULE LOAD",
+            self.address(node)
+        ))
+    }
+
+    fn address(&self, node: &Node) -> String {
+        match self {
+            Place::One(client) => diagnosis::shown(client.get_connection_info().addr()),
+            #[cfg(feature = "sentinel")]
+            Place::Sentinel(sentinel) => sentinel.last_known(),
+            #[cfg(feature = "cluster")]
+            Place::Cluster(_) => printable(node.0.as_deref().unwrap_or_default().as_bytes()),
         }
     }
 
@@ -134,82 +172,6 @@ impl Place {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
-    One,
-    Sentinel { master: String },
-    Cluster,
-}
-
-/// A URL taken apart into what kind of place it names and one plain URL per node.
-struct Url {
-    kind: Kind,
-    nodes: Vec<String>,
-}
-
-impl Url {
-    fn split(url: &str) -> Result<Url, Error> {
-        let wrong = |what: &str| Error::Invalid(format!("the server's URL {what}"));
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| {
-            wrong(
-                "must look like redis://host:port, rediss://…, unix:///path, \
-                   redis+sentinel://host,host/master or redis+cluster://host,host",
-            )
-        })?;
-        let Some((scheme, many)) = scheme.split_once('+').filter(|(_, many)| *many != "unix")
-        else {
-            return Ok(Url {
-                kind: Kind::One,
-                nodes: vec![url.to_owned()],
-            });
-        };
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (user, hosts) = match authority.rsplit_once('@') {
-            Some((user, hosts)) => (format!("{user}@"), hosts),
-            None => (String::new(), authority),
-        };
-        let (kind, port, db) = match many {
-            "sentinel" => {
-                let (master, db) = path.split_once('/').unwrap_or((path, ""));
-                if master.is_empty() {
-                    return Err(wrong(
-                        "must name the master: redis+sentinel://host,host/master",
-                    ));
-                }
-                (
-                    Kind::Sentinel {
-                        master: master.to_owned(),
-                    },
-                    ":26379",
-                    db,
-                )
-            }
-            "cluster" => (Kind::Cluster, "", path),
-            _ => return Err(wrong("can only have +sentinel or +cluster in its scheme")),
-        };
-        let node = |host: &str| {
-            let named = host
-                .rsplit_once(':')
-                .is_some_and(|(_, port)| !port.ends_with(']'));
-            let port = if named { "" } else { port };
-            format!("{scheme}://{user}{host}{port}/{db}")
-        };
-        Ok(Url {
-            kind,
-            nodes: hosts.split(',').map(node).collect(),
-        })
-    }
-}
-
-fn info(url: &str, credentials: &Credentials) -> Result<ConnectionInfo, Error> {
-    let info = url.into_connection_info()?;
-    let mut redis = info.redis_settings().clone();
-    if let Some(password) = &credentials.password {
-        redis = redis.set_password(password);
-    }
-    Ok(info.set_redis_settings(redis).set_tcp_settings(tcp()))
-}
-
 /// A machine that vanished says nothing: without keep-alive a wait on it would never end. After
 /// 10 s of silence and three unanswered probes the connection counts as broken; so it does, on Linux,
 /// when a request was not received for that long, during which nothing is probed.
@@ -226,9 +188,22 @@ fn tcp() -> TcpSettings {
     settings
 }
 
+/// Connects, or tells why that cannot be, with the address.
+pub(crate) async fn connect(client: &Client) -> Result<Connection, Error> {
+    let connected = tokio::select! {
+        connected = Connection::to(client) => connected,
+        // Plain Redis takes the first words of TLS for half a line, and waits for the other half.
+        error = diagnosis::speaks_no_tls(client) => return Err(error),
+    };
+    match connected {
+        Ok(connection) => Ok(connection),
+        Err(error) => Err(diagnosis::explain(client, error).await),
+    }
+}
+
 fn client(info: ConnectionInfo, credentials: &Credentials) -> Result<Client, RedisError> {
     #[cfg(feature = "tls")]
-    if let redis::ConnectionAddr::TcpTls { .. } = info.addr() {
+    if let ConnectionAddr::TcpTls { .. } = info.addr() {
         // Where an application chose one already, its choice stands.
         let _ = rustls::crypto::ring::default_provider().install_default();
         if let Some(tls) = &credentials.tls {
@@ -239,39 +214,75 @@ fn client(info: ConnectionInfo, credentials: &Credentials) -> Result<Client, Red
     Client::open(info)
 }
 
-#[cfg(feature = "sentinel")]
-fn sentinel(nodes: &[String], master: &str, credentials: &Credentials) -> Result<Place, Error> {
-    use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
-    let nodes = nodes.iter().map(|url| info(url, credentials));
-    let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
-    let addresses = nodes.iter().map(|info| info.addr().clone());
-    let mut builder = SentinelClientBuilder::new(addresses, master, SentinelServerType::Master)?
-        .set_client_to_redis_tcp_settings(tcp())
-        .set_client_to_sentinel_tcp_settings(tcp());
-    if let Some(info) = nodes.first() {
-        let redis = info.redis_settings();
-        builder = builder.set_client_to_redis_db(redis.db());
-        if let Some(user) = redis.username() {
-            builder = builder.set_client_to_redis_username(user);
+fn not_built_with(feature: &str) -> Error {
+    Error::Invalid(format!(
+        "this program was built without the feature '{feature}' of lockkeeper"
+    ))
+}
+
+/// The address of another server that is reached in the same way.
+#[cfg(any(feature = "sentinel", feature = "cluster"))]
+fn with_host(pattern: &ConnectionAddr, name: String, number: u16) -> ConnectionAddr {
+    let mut address = pattern.clone();
+    match &mut address {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            (*host, *port) = (name, number);
         }
-        if let Some(password) = redis.password() {
-            builder = builder.set_client_to_redis_password(password);
-        }
-        #[cfg(feature = "tls")]
-        if let redis::ConnectionAddr::TcpTls { insecure, .. } = info.addr() {
-            let _ = rustls::crypto::ring::default_provider().install_default();
-            let mode = if *insecure {
-                redis::TlsMode::Insecure
-            } else {
-                redis::TlsMode::Secure
-            };
-            builder = builder.set_client_to_redis_tls_mode(mode);
-            if let Some(tls) = &credentials.tls {
-                builder = builder
-                    .set_client_to_redis_certificates(tls.clone())
-                    .set_client_to_sentinel_certificates(tls.clone());
+        _ => {}
+    }
+    address
+}
+
+/// What is given for TLS is used, or refused: not silently left aside. A file that is no PEM would
+/// be an authority that signed nothing, and told only as a certificate that nobody knows.
+#[cfg(feature = "tls")]
+fn check_tls(url: &mut Url, credentials: &Credentials) -> Result<(), Error> {
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+    let invalid = |what: &str| Err(Error::Invalid(what.to_owned()));
+    let is_given = credentials.tls.is_some() || credentials.insecure;
+    for address in &mut url.addresses {
+        match address {
+            ConnectionAddr::TcpTls { insecure, .. } => *insecure |= credentials.insecure,
+            _ if is_given => {
+                return invalid("certificates are for TLS, the server's URL must be rediss://…");
             }
+            _ => {}
         }
     }
-    Ok(Place::Sentinel(tokio::sync::Mutex::new(builder.build()?)))
+    let Some(tls) = &credentials.tls else {
+        return Ok(());
+    };
+    let certificates = |pem: &[u8]| {
+        let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+        read.is_ok_and(|read| !read.is_empty())
+    };
+    if tls.root_cert.as_ref().is_some_and(|pem| !certificates(pem)) {
+        return invalid(
+            "the CA certificate is not PEM, it must have '-----BEGIN CERTIFICATE-----' in it",
+        );
+    }
+    if let Some(client) = &tls.client_tls {
+        if !certificates(&client.client_cert) {
+            return invalid(
+                "the client's certificate is not PEM, it must have '-----BEGIN CERTIFICATE-----' \
+                 in it",
+            );
+        }
+        if PrivateKeyDer::from_pem_slice(&client.client_key).is_err() {
+            return invalid(
+                "the client's key is not PEM, it must have '-----BEGIN PRIVATE KEY-----' in it, \
+                 and no password",
+            );
+        }
+    }
+    Ok(())
+}
+
+#[cfg(not(feature = "tls"))]
+fn check_tls(url: &mut Url, _: &Credentials) -> Result<(), Error> {
+    let tls = |address: &ConnectionAddr| matches!(address, ConnectionAddr::TcpTls { .. });
+    match url.addresses.iter().any(tls) {
+        true => Err(not_built_with("tls")),
+        false => Ok(()),
+    }
 }

@@ -7,11 +7,11 @@
 //! connection.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, error, warn};
 
@@ -41,6 +41,7 @@ pub(crate) enum Message {
     Acquire(
         Box<Request>,
         mpsc::UnboundedSender<Message>,
+        Caller,
         Reply<Option<Held>>,
     ),
     /// For another ttl than agreed, if there is one.
@@ -52,10 +53,15 @@ pub(crate) enum Message {
     /// Forget it; it lapses by itself.
     Leave(LeaseId),
     /// Any other command about a key.
-    Ask(Vec<u8>, Cmd, Reply<Value>),
-    /// Tell when nothing is being asked for or given up.
-    Settled(Reply<()>),
+    Ask(Vec<u8>, Cmd, Caller, Reply<Value>),
+    /// Tell when all that was given up before this message has ended: true, or false at that time.
+    Settled(Moment, Reply<bool>),
+    /// Give up everything, and end. True when nothing is left, or false at that time.
+    Close(Moment, Reply<bool>),
 }
+
+/// Gone when nobody waits for the answer any more.
+type Caller = Weak<()>;
 
 /// How long an answer to any other command may take.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -78,11 +84,21 @@ pub(crate) fn start(network: Network) -> Result<mpsc::UnboundedSender<Message>, 
         order: BTreeSet::new(),
         tasks: JoinSet::new(),
         next_id: 0,
+        asking: HashMap::new(),
         settling: Vec::new(),
+        closing: Vec::new(),
+        closed: watch::Sender::new(false),
     };
     std::thread::Builder::new()
         .name("lockkeeper".to_owned())
-        .spawn(move || runtime.block_on(watchdog.run()))
+        .spawn(move || {
+            let closing = runtime.block_on(watchdog.run());
+            // Takes the connections along.
+            drop(runtime);
+            for (_, reply) in closing {
+                let _ = reply.send(Ok(true));
+            }
+        })
         .map_err(no_watchdog)?;
     Ok(sender)
 }
@@ -99,8 +115,20 @@ struct Watchdog {
     order: BTreeSet<(Moment, LeaseId)>,
     tasks: JoinSet<Report>,
     next_id: LeaseId,
-    /// Who wants to hear when nothing is being asked for or given up.
-    settling: Vec<Reply<()>>,
+    /// What is being asked for, and by whom. A lock that is granted has the same id.
+    asking: HashMap<LeaseId, Caller>,
+    settling: Vec<Settling>,
+    /// Who wants to hear when nothing is left, and when at the latest.
+    closing: Vec<(Moment, Reply<bool>)>,
+    /// Whether somebody has closed us; told to all that is being asked for.
+    closed: watch::Sender<bool>,
+}
+
+/// Somebody who wants to hear when these have ended.
+struct Settling {
+    given_up: Vec<LeaseId>,
+    until: Moment,
+    reply: Reply<bool>,
 }
 
 struct Entry {
@@ -124,6 +152,7 @@ struct Entry {
 /// What a task brings back to the loop.
 enum Report {
     Acquired {
+        id: LeaseId,
         request: Box<Request>,
         result: Result<Option<Grant>, Error>,
         /// The owners that may have been granted it, or wait, without our knowing.
@@ -135,7 +164,7 @@ enum Report {
         sent_at: Moment,
         answers: Vec<(LeaseId, Result<Option<Lost>, Error>)>,
     },
-    Asked,
+    Asked(LeaseId),
 }
 
 /// What commands must have in common to travel together: the node, the replicas that must
@@ -143,19 +172,22 @@ enum Report {
 type Route = (Node, u32, Moment);
 
 impl Watchdog {
-    async fn run(mut self) {
+    /// Gives back who wants to hear that it has ended.
+    async fn run(mut self) -> Vec<(Moment, Reply<bool>)> {
         let mut open = true;
         let mut messages = Vec::new();
         loop {
-            let sleep = self.attend(clock::now());
-            self.tell_settled();
-            if !open && self.leases.is_empty() && self.tasks.is_empty() {
-                return;
+            let sleep = self
+                .attend(clock::now())
+                .min(self.tell_settled(clock::now()));
+            let closed = !open || *self.closed.borrow();
+            if closed && self.leases.is_empty() && self.tasks.is_empty() {
+                return self.closing;
             }
             tokio::select! {
                 count = self.inbox.recv_many(&mut messages, BATCH), if open => open = count > 0,
                 Some(report) = self.tasks.join_next() => self.settle(report),
-                () = tokio::time::sleep(sleep), if !self.order.is_empty() => {}
+                () = tokio::time::sleep(sleep), if self.has_dates() => {}
             }
             while let Some(report) = self.tasks.try_join_next() {
                 self.settle(report);
@@ -262,7 +294,15 @@ impl Watchdog {
 
     fn hear(&mut self, message: Message) {
         match message {
-            Message::Acquire(request, sender, reply) => self.acquire(request, sender, reply),
+            Message::Acquire(_, _, _, reply) if *self.closed.borrow() => {
+                let _ = reply.send(Err(Error::closed()));
+            }
+            Message::Ask(_, _, _, reply) if *self.closed.borrow() => {
+                let _ = reply.send(Err(Error::closed()));
+            }
+            Message::Acquire(request, sender, caller, reply) => {
+                self.acquire(request, sender, caller, reply);
+            }
             Message::Renew(id, ttl, reply) => {
                 if let Some(entry) = self.leases.get_mut(&id) {
                     let now = clock::now();
@@ -285,47 +325,108 @@ impl Watchdog {
                     }
                 }
             }
-            Message::Settled(reply) => self.settling.push(reply),
-            Message::Ask(key, command, reply) => {
+            Message::Settled(until, reply) => self.settling.push(Settling {
+                given_up: self.given_up(),
+                until,
+                reply,
+            }),
+            Message::Close(until, reply) => {
+                self.closing.push((until, reply));
+                self.close();
+            }
+            Message::Ask(key, command, caller, reply) => {
+                let id = self.new_id();
+                self.asking.insert(id, caller);
                 let network = Arc::clone(&self.network);
                 self.tasks.spawn(async move {
                     let answer = network.ask(&key, command, None, 0, ASK_TIMEOUT).await;
                     let _ = reply.send(answer.map_err(|failure| failure.error));
-                    Report::Asked
+                    Report::Asked(id)
                 });
             }
         }
     }
 
-    fn tell_settled(&mut self) {
-        if !self.settling.is_empty()
-            && self.tasks.is_empty()
-            && !self.leases.values().any(|entry| entry.lease.is_given_up())
-        {
-            for reply in self.settling.drain(..) {
-                let _ = reply.send(Ok(()));
+    /// What nobody wants any more, and has not ended yet.
+    fn given_up(&self) -> Vec<LeaseId> {
+        let leases = self.leases.iter();
+        let leases = leases.filter_map(|(id, entry)| entry.lease.is_given_up().then_some(*id));
+        let asking = self.asking.iter();
+        let asking = asking.filter_map(|(id, caller)| (caller.strong_count() == 0).then_some(*id));
+        leases.chain(asking).collect()
+    }
+
+    /// Gives up everything; the loop ends when that is done.
+    fn close(&mut self) {
+        self.closed.send_replace(true);
+        let ids: Vec<_> = self.leases.keys().copied().collect();
+        for id in ids {
+            if let Some(entry) = self.leases.get_mut(&id) {
+                // Before it is released, and not taken back by `let_go`.
+                entry.take_away();
+                self.give_up(id, Duration::ZERO, None);
             }
         }
+    }
+
+    /// Tells who wants to hear that something has ended, and for how long nobody more will.
+    fn tell_settled(&mut self, now: Moment) -> Duration {
+        for mut settling in std::mem::take(&mut self.settling) {
+            let has_ended =
+                |id: &LeaseId| !self.leases.contains_key(id) && !self.asking.contains_key(id);
+            // What has ended stays so, so that each is looked at until then and not again.
+            while settling.given_up.pop_if(|id| has_ended(id)).is_some() {}
+            if settling.given_up.is_empty() {
+                let _ = settling.reply.send(Ok(true));
+            } else if settling.until <= now {
+                let _ = settling.reply.send(Ok(false));
+            } else {
+                self.settling.push(settling);
+            }
+        }
+        let late = self.closing.extract_if(.., |(until, _)| *until <= now);
+        for (_, reply) in late {
+            let left = self.leases.len();
+            warn!(
+                left,
+                "closed, but not all is released: what is left ends by its ttl"
+            );
+            let _ = reply.send(Ok(false));
+        }
+        let settling = self.settling.iter().map(|settling| settling.until);
+        let closing = self.closing.iter().map(|(until, _)| *until);
+        let next = settling.chain(closing).min();
+        next.map_or(LONGEST_SLEEP, |until| until.since(now).min(LONGEST_SLEEP))
+    }
+
+    /// Whether anything is to be done at some time.
+    fn has_dates(&self) -> bool {
+        !(self.order.is_empty() && self.settling.is_empty() && self.closing.is_empty())
     }
 
     fn acquire(
         &mut self,
         request: Box<Request>,
         sender: mpsc::UnboundedSender<Message>,
+        caller: Caller,
         mut reply: Reply<Option<Held>>,
     ) {
-        let network = Arc::clone(&self.network);
+        let id = self.new_id();
+        self.asking.insert(id, caller);
+        let (network, mut closed) = (Arc::clone(&self.network), self.closed.subscribe());
         self.tasks.spawn(async move {
             let mut asking = Asking::new(&network, &request);
             let result = tokio::select! {
                 result = asking.answer() => result,
                 () = reply.closed() => Ok(None),
+                _ = closed.wait_for(|closed| *closed) => Err(Error::closed()),
             };
             let in_doubt = match &result {
                 Ok(Some(_)) => asking.former(),
                 _ => asking.in_doubt(),
             };
             Report::Acquired {
+                id,
                 request,
                 result,
                 in_doubt,
@@ -354,17 +455,24 @@ impl Watchdog {
         // nobody answered.
         match report {
             Ok(Report::Acquired {
+                id,
                 request,
                 result,
                 in_doubt,
                 sender,
                 reply,
             }) => {
+                self.asking.remove(&id);
                 for owner in in_doubt {
-                    self.clean_up(&request, owner);
+                    self.clean_up(id, &request, owner);
                 }
                 match result {
-                    Ok(Some(grant)) => self.grant(&request, grant, sender, reply),
+                    // It was on its way when we were closed.
+                    Ok(Some(grant)) if *self.closed.borrow() => {
+                        self.clean_up(id, &request, grant.owner);
+                        let _ = reply.send(Err(Error::closed()));
+                    }
+                    Ok(Some(grant)) => self.grant(id, &request, grant, sender, reply),
                     result => {
                         let _ = reply.send(result.map(|_| None));
                     }
@@ -379,13 +487,16 @@ impl Watchdog {
                     }
                 }
             }
-            Ok(Report::Asked) => {}
+            Ok(Report::Asked(id)) => {
+                self.asking.remove(&id);
+            }
             Err(panic) => error!(%panic, "a task of the watchdog has panicked"),
         }
     }
 
     fn grant(
         &mut self,
+        id: LeaseId,
         request: &Request,
         grant: Grant,
         sender: mpsc::UnboundedSender<Message>,
@@ -398,7 +509,7 @@ impl Watchdog {
         entry.grip = Some(grip);
         let (key, owner) = (Arc::clone(&entry.key), Arc::clone(&entry.owner));
         debug!(key = %show(&key), %owner, fence = grant.fence, "acquired");
-        let id = self.insert(entry);
+        self.insert(id, entry);
         let held = Held::new(id, key, owner, grant.fence, handle, sender);
         if reply.send(Ok(Some(held))).is_err() {
             // Nobody is there to take it. At once, so that it does not count as settled meanwhile.
@@ -406,18 +517,28 @@ impl Watchdog {
         }
     }
 
-    /// Releases what may have been granted without our knowing.
-    fn clean_up(&mut self, request: &Request, owner: String) {
+    /// Releases what the acquire `asked` may have been granted without our knowing. Who waits for
+    /// that acquire waits for this as well.
+    fn clean_up(&mut self, asked: LeaseId, request: &Request, owner: String) {
         let now = clock::now();
         let entry = Entry::new(Lease::in_doubt(request.terms, now), request, &owner, now);
-        self.insert(entry);
+        let id = self.new_id();
+        for settling in &mut self.settling {
+            if settling.given_up.contains(&asked) {
+                settling.given_up.push(id);
+            }
+        }
+        self.insert(id, entry);
     }
 
-    fn insert(&mut self, entry: Entry) -> LeaseId {
+    fn new_id(&mut self) -> LeaseId {
         self.next_id += 1;
-        self.leases.insert(self.next_id, entry);
-        self.want_attention(self.next_id);
         self.next_id
+    }
+
+    fn insert(&mut self, id: LeaseId, entry: Entry) {
+        self.leases.insert(id, entry);
+        self.want_attention(id);
     }
 
     fn want_attention(&mut self, id: LeaseId) {
@@ -464,7 +585,14 @@ impl Entry {
                 Some(lost) if !self.lease.was_released_unheard() => Released::Lost(lost),
                 _ => Released::Yes,
             });
-            if self.released.is_err() && self.lease.failures() >= RELEASE_FAILURES_TOLD {
+            let failures = self.lease.failures();
+            if let Err(error) = &self.released
+                && failures >= RELEASE_FAILURES_TOLD
+            {
+                if failures == RELEASE_FAILURES_TOLD {
+                    let key = show(&self.key);
+                    warn!(%key, owner = %self.owner, %error, "not released yet");
+                }
                 self.tell_released();
             }
             return;
@@ -494,6 +622,18 @@ impl Entry {
             grip.lose(lost);
         }
         self.tell_if_lost();
+    }
+
+    /// The holder hears that it holds nothing any more, if it did until now.
+    fn take_away(&mut self) {
+        if let Some(grip) = self.grip.take()
+            && self.lease.lost().is_none()
+        {
+            grip.lose(Lost::Gone);
+            for (_, renewing) in self.renewing.drain(..) {
+                let _ = renewing.send(Ok(Renewed::Lost(Lost::Gone)));
+            }
+        }
     }
 
     /// The holder has let go: whoever still listens for a loss will hear of none.

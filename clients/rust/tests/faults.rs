@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lockkeeper::{Error, Lockkeeper, Lost, Released, Renewed};
-use testkit::client::{calls, hold, ms, open, soon};
+use testkit::client::{calls, hold, is_held, ms, open, soon};
 use testkit::proxy::Proxy;
 use testkit::{OK, Server, Setup, ask, eventually, number};
 
@@ -116,7 +116,7 @@ async fn silence_is_as_good_as_a_cut() {
             .acquire("book")
             .ttl(ms(600))
             .await
-            .map(|held| held.is_some()),
+            .map(is_held),
     );
     assert_eq!(why, "no answer in time");
 }
@@ -152,7 +152,7 @@ async fn a_lost_reply_is_asked_for_again_in_another_name() {
     let lockkeeper = through(&proxy);
     assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
     proxy.swallow_replies();
-    let acquire = tokio::spawn(lockkeeper.acquire("book").ttl(ms(3000)).into_future());
+    let acquire = tokio::spawn(lockkeeper.acquire("book").ttl(ms(3000)));
     eventually("it is granted unheard", || {
         ask!(server.connect(), "EXISTS", "book") == testkit::YES
     });
@@ -182,7 +182,7 @@ async fn a_connection_that_breaks_before_the_reply_is_replaced() {
     let lockkeeper = through(&proxy);
     assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
     proxy.cut_at_next_reply();
-    let acquire = tokio::spawn(lockkeeper.acquire("book").into_future());
+    let acquire = tokio::spawn(lockkeeper.acquire("book"));
     eventually("it is granted unheard", || {
         ask!(server.connect(), "EXISTS", "book") == testkit::YES
     });
@@ -200,7 +200,7 @@ async fn what_was_granted_to_nobody_is_released() {
     assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
     proxy.swallow_replies();
     let asked = lockkeeper.acquire("book").ttl(ms(600_000));
-    let given_up = tokio::time::timeout(ms(100), asked.into_future()).await;
+    let given_up = tokio::time::timeout(ms(100), asked).await;
     assert!(given_up.is_err(), "the caller has lost patience");
     eventually("the release arrives", || calls(&server, "lock.release") > 0);
     assert_eq!(ask!(server.connect(), "EXISTS", "book"), testkit::NO);
@@ -213,7 +213,7 @@ async fn an_acquire_that_is_dropped_at_any_moment_leaves_nothing() {
     assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
     for micros in (0..1000).step_by(5) {
         let asked = lockkeeper.acquire(format!("book:{micros}"));
-        let _ = tokio::time::timeout(Duration::from_micros(micros), asked.into_future()).await;
+        let _ = tokio::time::timeout(Duration::from_micros(micros), asked).await;
     }
     eventually("no key is left", || {
         ask!(server.connect(), "DBSIZE") == testkit::NO
@@ -277,13 +277,7 @@ async fn a_grant_whose_reply_took_nine_tenths_of_the_ttl_is_renewed_first() {
     let lockkeeper = through(&proxy);
     assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
     proxy.delay_replies(ms(900));
-    let acquire = tokio::spawn(
-        lockkeeper
-            .acquire("book")
-            .ttl(ms(1000))
-            .wait(ms(20_000))
-            .into_future(),
-    );
+    let acquire = tokio::spawn(lockkeeper.acquire("book").ttl(ms(1000)).wait(ms(20_000)));
     eventually("it is granted unheard", || {
         calls(&server, "lock.acquire") > 0
     });
@@ -338,7 +332,7 @@ async fn a_server_that_was_never_there_is_told_at_once_to_who_does_not_wait() {
     server.kill9();
     let lockkeeper = Lockkeeper::open(&url).unwrap();
     let start = Instant::now();
-    let why = unreachable(lockkeeper.acquire("book").await.map(|held| held.is_some()));
+    let why = unreachable(lockkeeper.acquire("book").await.map(is_held));
     assert!(
         why.contains("127.0.0.1") && why.contains("refused"),
         "{why}"
@@ -346,7 +340,7 @@ async fn a_server_that_was_never_there_is_told_at_once_to_who_does_not_wait() {
     assert!(start.elapsed() < ms(3000), "{:?}", start.elapsed());
 
     let waiting = lockkeeper.acquire("book").wait(ms(1000));
-    let why = unreachable(waiting.await.map(|held| held.is_some()));
+    let why = unreachable(waiting.await.map(is_held));
     assert!(why.contains("refused"), "{why}");
     assert!(start.elapsed() >= ms(1000), "it has waited");
 }
@@ -360,7 +354,7 @@ async fn a_server_that_was_not_there_yet_is_waited_for() {
     tokio::time::sleep(ms(300)).await;
     assert!(!waiting.is_finished());
     server.start_again();
-    assert!(soon(waiting).await.unwrap().unwrap().is_some());
+    assert!(is_held(soon(waiting).await.unwrap().unwrap()));
 }
 
 #[tokio::test]
@@ -372,7 +366,7 @@ async fn a_try_against_a_silent_server_takes_5_s_whatever_the_ttl() {
     proxy.stop();
     let start = Instant::now();
     let asked = lockkeeper.acquire("book").ttl(ms(3_600_000));
-    unreachable(asked.await.map(|held| held.is_some()));
+    unreachable(asked.await.map(is_held));
     let took = start.elapsed();
     assert!(took > ms(4900) && took < ms(6500), "{took:?}");
 }
@@ -538,16 +532,16 @@ async fn a_server_that_restarts_is_waited_for() {
     let lockkeeper = open(&server);
     assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
     server.kill9();
-    let acquire = tokio::spawn(lockkeeper.acquire("book").wait(ms(20_000)).into_future());
+    let acquire = tokio::spawn(lockkeeper.acquire("book").wait(ms(20_000)));
     server.start_again();
-    assert!(soon(acquire).await.unwrap().unwrap().is_some());
+    assert!(is_held(soon(acquire).await.unwrap().unwrap()));
 }
 
 #[tokio::test]
 async fn a_server_without_the_module_refuses_at_once() {
     let server = testkit::Setup::new().without_module().start();
     let asked = open(&server).acquire("book").wait(ms(20_000));
-    match asked.await.map(|held| held.is_some()) {
+    match asked.await.map(is_held) {
         Err(Error::Refused(text)) => assert!(
             text.starts_with("ERR unknown command 'LOCK.ACQUIRE'"),
             "{text}"
@@ -577,7 +571,7 @@ async fn a_refusal_keeps_the_words_of_the_server() {
     let server = Server::start();
     let mut redis = server.connect();
     let lockkeeper = open(&server);
-    let refused = async |key: &str| match lockkeeper.acquire(key).await.map(|held| held.is_some()) {
+    let refused = async |key: &str| match lockkeeper.acquire(key).await.map(is_held) {
         Err(Error::Refused(text)) => text,
         other => panic!("{other:?}"),
     };

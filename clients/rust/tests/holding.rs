@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Error, Lockkeeper, Lost, Ran, Released, Renewed, blocking};
-use testkit::client::{calls, hold, ms, open, soon};
+use lockkeeper::{Error, Lockkeeper, Lost, Ran, Released, Renewed};
+use testkit::client::{calls, hold, is_held, ms, open, soon};
 use testkit::{OK, Server, ask, eventually, number, text};
 
 #[tokio::test]
@@ -40,14 +40,14 @@ async fn busy_is_an_answer_not_an_error() {
     let server = Server::start();
     let (one, other) = (open(&server), open(&server));
     let held = one.acquire("book").await.unwrap().unwrap();
-    assert!(other.acquire("book").await.unwrap().is_none());
+    assert!(!is_held(other.acquire("book").await.unwrap()));
     assert!(
-        one.acquire("book").await.unwrap().is_none(),
+        !is_held(one.acquire("book").await.unwrap()),
         "every acquire is a tenure of its own"
     );
-    let _ = held.release().await;
+    assert_eq!(held.release().await, Ok(Released::Yes));
     let next = other.acquire("book").await.unwrap();
-    assert!(next.is_some(), "released, so it is free");
+    assert!(is_held(next), "released, so it is free");
 }
 
 #[tokio::test]
@@ -237,38 +237,66 @@ async fn max_hold_ends_a_leaked_handle() {
 fn blocking_code_locks_without_a_runtime() {
     let server = Server::start();
     let lockkeeper = open(&server);
-    let held: blocking::Held = lockkeeper
+    let held = lockkeeper
         .acquire("book")
         .ttl(ms(300))
         .blocking()
         .unwrap()
         .unwrap();
-    assert!(lockkeeper.acquire("book").blocking().unwrap().is_none());
+    assert!(!is_held(lockkeeper.acquire("book").blocking().unwrap()));
     std::thread::sleep(ms(900));
     assert_eq!(
         held.loss(),
         None,
         "the watchdog renews while this thread sleeps"
     );
-    assert_eq!(held.renew(), Ok(Renewed::Yes));
-    assert_eq!(held.release(), Ok(Released::Yes));
+    assert_eq!(held.blocking_renew(), Ok(Renewed::Yes));
+    let info = lockkeeper.blocking_info("book").unwrap().unwrap();
+    assert_eq!(info.fence, Some(held.fence()));
+    assert_eq!(held.blocking_release(), Ok(Released::Yes));
+
+    let held = lockkeeper.acquire("book").blocking().unwrap().unwrap();
+    let owner = held.owner().to_owned();
+    let hold = ms(20_000);
+    assert_eq!(held.blocking_release_after(hold), Ok(Released::Yes));
+    assert!(!is_held(lockkeeper.acquire("book").blocking().unwrap()));
+    let released = lockkeeper.blocking_release_for("book", owner);
+    assert_eq!(released, Ok(Released::Yes));
+}
+
+#[test]
+fn blocking_code_runs_a_body_under_a_lock() {
+    let server = Server::start();
+    let lockkeeper = open(&server);
+    let ran = lockkeeper.acquire("book").blocking_run(|held| {
+        let busy = lockkeeper.acquire("book").blocking_run(|_| ());
+        assert_eq!(busy, Ok(Ran::Busy));
+        held.fence()
+    });
+    assert!(matches!(ran, Ok(Ran::Done(1..))), "{ran:?}");
+    assert_eq!(ask!(server.connect(), "EXISTS", "book"), testkit::NO);
+
+    let ran = lockkeeper.acquire("book").ttl(ms(300)).blocking_run(|_| {
+        assert_eq!(ask!(server.connect(), "DEL", "book"), testkit::YES);
+        "done"
+    });
+    let lost = Ran::Lost {
+        why: Lost::Gone,
+        done: Some("done"),
+    };
+    assert_eq!(ran, Ok(lost), "what it returned is not thrown away");
 }
 
 #[tokio::test]
 async fn run_holds_the_lock_while_the_body_runs() {
     let server = Server::start();
     let lockkeeper = open(&server);
-    let body = async |held: &lockkeeper::Held| {
-        assert_eq!(
-            lockkeeper
-                .acquire("book")
-                .run(async |_| Ok::<_, Error>(()))
-                .await,
-            Ok(Ran::Busy)
-        );
-        Ok::<_, Error>(held.fence())
-    };
-    let ran = lockkeeper.acquire("book").run(body).await;
+    let ran = lockkeeper.acquire("book").run(async |held| {
+        let busy = lockkeeper.acquire("book").run(async |_| ());
+        assert_eq!(busy.await, Ok(Ran::Busy));
+        held.fence()
+    });
+    let ran = ran.await;
     assert!(matches!(ran, Ok(Ran::Done(1..))), "{ran:?}");
     assert_eq!(ask!(server.connect(), "EXISTS", "book"), testkit::NO);
 }
@@ -280,41 +308,55 @@ async fn run_ends_the_body_when_the_lock_is_lost() {
     let asked = open(&server).acquire("book").ttl(ms(300));
     let ran = soon(asked.run(async |_| {
         ask!(redis, "DEL", "book").unwrap();
-        std::future::pending::<Result<(), Error>>().await
+        std::future::pending::<()>().await
     }));
-    assert_eq!(ran.await, Ok(Ran::Lost(Lost::Gone)));
+    let lost = Ran::Lost {
+        why: Lost::Gone,
+        done: None,
+    };
+    assert_eq!(ran.await, Ok(lost));
 }
 
+/// An error that knows nothing of locks.
 #[derive(Debug, PartialEq)]
-enum Failure {
-    Body,
-    Lock(Error),
-}
+struct Failure;
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        Failure::Lock(error)
-    }
+#[tokio::test]
+async fn what_the_body_returns_wins_over_the_error_of_the_release() {
+    let mut server = Server::start();
+    let lockkeeper = open(&server);
+    let asked = lockkeeper.acquire("book").ttl(ms(600));
+    let ran = asked.run(async |_| -> Result<(), Failure> {
+        server.kill9();
+        Err(Failure)
+    });
+    assert_eq!(soon(ran).await, Ok(Ran::Done(Err(Failure))));
+
+    // It did not run, so that nobody answers is all there is to tell.
+    let ran = lockkeeper.acquire("book").ttl(ms(300)).run(async |_| 7);
+    assert!(matches!(soon(ran).await, Err(Error::Unreachable(_))));
+
+    server.start_again();
+    let ran = lockkeeper.acquire("book").ttl(ms(600)).run(async |_| {
+        server.kill9();
+        7
+    });
+    assert_eq!(soon(ran).await, Ok(Ran::Done(7)));
 }
 
 #[tokio::test]
-async fn the_error_of_the_body_wins_over_that_of_the_release() {
+async fn a_body_that_never_awaits_does_not_hide_that_its_lease_has_ended() {
     let mut server = Server::start();
-    let lockkeeper = open(&server);
-    let asked = lockkeeper.acquire("book").ttl(ms(300));
-    let ran = asked.run(async |_| {
+    let ran = open(&server).acquire("book").ttl(ms(300)).run(async |_| {
         server.kill9();
-        Err::<(), _>(Failure::Body)
+        std::thread::sleep(ms(600));
+        7
     });
-    assert_eq!(soon(ran).await, Err(Failure::Body));
-    let ran = lockkeeper
-        .acquire("book")
-        .ttl(ms(300))
-        .run(async |_| Ok::<_, Failure>(()));
-    assert!(matches!(
-        soon(ran).await,
-        Err(Failure::Lock(Error::Unreachable(_)))
-    ));
+    let lost = Ran::Lost {
+        why: Lost::Expired,
+        done: Some(7),
+    };
+    assert_eq!(soon(ran).await, Ok(lost));
 }
 
 #[tokio::test]

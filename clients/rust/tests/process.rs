@@ -1,10 +1,12 @@
 //! The helper and the process it lives in: threads that block, runtimes that end, stops and forks.
 
 use std::io::{BufRead, BufReader, Write};
+use std::pin::{Pin, pin};
 use std::process::{Child, Command, Stdio};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Lockkeeper, Lost, Released};
+use lockkeeper::{Error, Lockkeeper, Lost, Released};
 use testkit::client::{calls, hold, ms, open};
 use testkit::{Server, ask, eventually, fence, text};
 
@@ -57,14 +59,28 @@ fn a_forked_child_neither_renews_nor_releases() {
         .blocking()
         .unwrap()
         .unwrap();
+    let (mut lost, mut asked) = (
+        pin!(held.lost()),
+        pin!(lockkeeper.acquire("book").wait_forever()),
+    );
+    assert_eq!(now(lost.as_mut()), None);
+    assert!(now(asked.as_mut()).is_none());
     // SAFETY: the child touches what it was given, allocates a little, and ends without unwinding
     // or running the destructors of its parent.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let claims_nothing = held.remaining() == Duration::ZERO
             && held.loss() == Some(Lost::Expired)
-            && held.renew() == Err(lockkeeper::Error::Forked)
-            && lockkeeper.acquire("book").blocking().err() == Some(lockkeeper::Error::Forked);
+            && held.blocking_renew() == Err(Error::Forked)
+            && lockkeeper.acquire("book").blocking().err() == Some(Error::Forked)
+            && lockkeeper.blocking_info("book") == Err(Error::Forked)
+            // What was begun by the parent: nobody here would ever answer it.
+            && now(lost.as_mut()) == Some(Lost::Expired)
+            && now(asked.as_mut()).and_then(Result::err) == Some(Error::Forked)
+            // There is nothing of ours to settle or to close, and the parent's is left alone.
+            && lockkeeper.blocking_settled(ms(5000))
+            && lockkeeper.blocking_close(ms(5000));
+        drop(lockkeeper.close_on_drop(ms(5000)));
         drop(held);
         // SAFETY: ends this process, and only it.
         unsafe { libc::_exit(if claims_nothing { 0 } else { 1 }) }
@@ -80,7 +96,19 @@ fn a_forked_child_neither_renews_nor_releases() {
     });
     assert_eq!(calls(&server, "lock.release"), 0);
     assert_eq!(held.loss(), None);
-    assert_eq!(held.release(), Ok(Released::Yes));
+    assert_eq!(held.blocking_release(), Ok(Released::Yes));
+    assert_eq!(now(lost), None, "it was released, not lost");
+    eventually("the parent's wait is granted", || {
+        now(asked.as_mut()).is_some_and(|acquired| acquired.is_ok())
+    });
+}
+
+/// What a future has to say at once.
+fn now<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    match future.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
 }
 
 /// Not a test: the process that the next test stops. Answers every line with what it believes.

@@ -2,14 +2,13 @@
 //! cluster, and counts on replicas when it is asked to.
 
 use std::net::TcpListener;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use lockkeeper::{Error, Held, Lockkeeper, Lost, Released, Renewed};
 use tempfile::TempDir;
-use testkit::client::{calls, hold, ms, open, soon};
-use testkit::{OK, Server, Setup, ask, eventually, number};
+use testkit::client::{calls, hold, is_held, ms, open, soon};
+use testkit::{OK, Server, ask, eventually, number};
 
 fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     match result {
@@ -19,7 +18,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
 }
 
 async fn acquire(lockkeeper: &Lockkeeper, key: &str) -> Result<bool, Error> {
-    lockkeeper.acquire(key).await.map(|held| held.is_some())
+    lockkeeper.acquire(key).await.map(is_held)
 }
 
 /// Held, renewed and released: the whole way works.
@@ -66,7 +65,7 @@ async fn a_password_and_a_user_open_the_door_and_no_wider() {
     let wrong = builder().password("guess").open().unwrap();
     assert_eq!(
         refused(acquire(&wrong, "book").await),
-        "authentication failed"
+        "WRONGPASS invalid username-password pair or user is disabled."
     );
 
     assert_eq!(
@@ -78,54 +77,14 @@ async fn a_password_and_a_user_open_the_door_and_no_wider() {
     let _held = hold(&Lockkeeper::open(url).unwrap(), "book", ms(600)).await;
 }
 
-/// An authority, and a server's certificate that it signed.
-fn certificates(dir: &Path) {
-    let openssl = |args: &str| {
-        let done = Command::new("openssl")
-            .args(args.split(' '))
-            .current_dir(dir)
-            .output()
-            .unwrap();
-        assert!(
-            done.status.success(),
-            "{}",
-            String::from_utf8_lossy(&done.stderr)
-        );
-    };
-    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-    openssl(&format!(
-        "req -x509 {key} -days 2 -subj /CN=authority -keyout ca.key -out ca.crt"
-    ));
-    openssl(&format!(
-        "req {key} -subj /CN=server -keyout server.key -out server.csr"
-    ));
-    std::fs::write(
-        dir.join("names"),
-        "subjectAltName=DNS:localhost,IP:127.0.0.1",
-    )
-    .unwrap();
-    openssl(
-        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.crt",
-    );
-}
-
 #[tokio::test]
 async fn tls_with_an_authority_of_our_own() {
     let dir = TempDir::new().unwrap();
-    certificates(dir.path());
+    testkit::tls::certificates(dir.path());
     let file = |name: &str| dir.path().join(name).display().to_string();
-    let port = free_port();
-    let started = Setup::new()
-        .args(&["--tls-port", &port, "--tls-auth-clients", "optional"])
-        .args(&["--tls-cert-file", &file("server.crt")])
-        .args(&["--tls-key-file", &file("server.key")])
-        .args(&["--tls-ca-cert-file", &file("ca.crt")])
-        .try_start();
-    let server = match started {
-        Ok(server) => server,
-        // Not every server is built with it.
-        Err(log) if log.contains("Failed finding TLS support") => return,
-        Err(log) => panic!("{log}"),
+    // Not every server is built with it.
+    let Some((server, port)) = testkit::tls::server(dir.path()) else {
+        return;
     };
     let authority = std::fs::read(file("ca.crt")).unwrap();
     for host in ["localhost", "127.0.0.1"] {
@@ -142,6 +101,9 @@ async fn tls_with_an_authority_of_our_own() {
             "not signed by anyone known: {error:?}"
         );
     }
+
+    let trusting = Lockkeeper::builder(format!("rediss://127.0.0.1:{port}/")).insecure();
+    works(&server, &trusting.open().unwrap()).await;
 
     let (certificate, key) = (
         std::fs::read(file("server.crt")),
@@ -237,7 +199,7 @@ async fn a_lock_survives_a_failover_by_sentinel() {
     let sentinels = Sentinels::watching(&master);
     let lockkeeper = Lockkeeper::open(&sentinels.url).unwrap();
     let held = hold(&lockkeeper, "book", ms(20_000)).await;
-    let waiting = tokio::spawn(lockkeeper.acquire("book").wait(ms(60_000)).into_future());
+    let waiting = tokio::spawn(lockkeeper.acquire("book").wait(ms(60_000)));
     eventually("one waits", || waiters(&master) == Some(1));
     let mut on_replica = replica.connect();
     eventually("the replica has the lock", || {
@@ -250,7 +212,7 @@ async fn a_lock_survives_a_failover_by_sentinel() {
     });
     assert_eq!(held.renew().await, Ok(Renewed::Yes), "{held:?}");
     assert_eq!(held.release().await, Ok(Released::Yes));
-    assert!(soon(waiting).await.unwrap().unwrap().is_some());
+    assert!(is_held(soon(waiting).await.unwrap().unwrap()));
     assert!(calls(&replica, "lock.renew") > 0);
 }
 
@@ -275,7 +237,7 @@ async fn a_master_that_hangs_is_replaced_by_sentinel_for_holders_and_waiters() {
     assert_eq!(held.loss(), None, "{held:?}");
     assert_eq!(held.renew().await, Ok(Renewed::Yes), "{held:?}");
     assert_eq!(held.release().await, Ok(Released::Yes));
-    assert!(soon(waiting).await.unwrap().unwrap().is_some());
+    assert!(is_held(soon(waiting).await.unwrap().unwrap()));
 }
 
 /// How many wait at this server; none while it changes its role, when it closes connections.
@@ -398,7 +360,7 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
         .unwrap();
     let to = (from + 1) % 3;
     let (mut source, mut target) = (cluster.nodes[from].connect(), cluster.nodes[to].connect());
-    let waiting = tokio::spawn(lockkeeper.acquire(key).wait(ms(60_000)).into_future());
+    let waiting = tokio::spawn(lockkeeper.acquire(key).wait(ms(60_000)));
     eventually("one waits", || waiters(&cluster.nodes[from]) == Some(1));
 
     assert_eq!(
@@ -447,7 +409,7 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
         assert_eq!(held.loss(), None, "{held:?}");
     }
     assert_eq!(held.swap_remove(7).release().await, Ok(Released::Yes));
-    assert!(soon(waiting).await.unwrap().unwrap().is_some());
+    assert!(is_held(soon(waiting).await.unwrap().unwrap()));
 }
 
 /// A key whose slot is on this node.
@@ -499,7 +461,7 @@ async fn a_failover_in_a_cluster_costs_no_lock_of_5_s() {
         assert_eq!(held.loss(), None);
         assert_eq!(elsewhere.loss(), None);
         assert_eq!(held.release().await, Ok(Released::Yes));
-        assert!(soon(waiting).await.unwrap().unwrap().is_some());
+        assert!(is_held(soon(waiting).await.unwrap().unwrap()));
     }
 }
 
@@ -549,7 +511,7 @@ async fn a_grant_after_a_wait_is_acknowledged_too() {
     let lockkeeper = open(&master);
     let held = hold(&lockkeeper, "book", ms(30_000)).await;
     let waiting = lockkeeper.acquire("book").wait(ms(20_000)).min_replicas(1);
-    let waiting = tokio::spawn(waiting.into_future());
+    let waiting = tokio::spawn(waiting);
     eventually("one waits", || waiters(&master) == Some(1));
     assert_eq!(held.release().await, Ok(Released::Yes));
     let held = soon(waiting).await.unwrap().unwrap().unwrap();
@@ -578,7 +540,7 @@ async fn a_replica_alone_refuses() {
         count.trim().parse::<u64>().unwrap() > 4
     });
     assert_eq!(ask!(replica.connect(), "REPLICAOF", "NO", "ONE"), OK);
-    assert!(soon(asked).await.unwrap().unwrap().is_some());
+    assert!(is_held(soon(asked).await.unwrap().unwrap()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,18 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Error, Held, Lockkeeper, Lost, Released};
-use testkit::client::{calls, hold, ms, open, soon};
+use lockkeeper::{Acquired, Error, Held, Lockkeeper, Lost, Released};
+use testkit::client::{calls, hold, is_held, ms, open, soon};
 use testkit::proxy::Proxy;
 use testkit::waiting::may_be_unblocked;
 use testkit::{NO, OK, Server, YES, ask, eventually, fence, info};
 use tokio::task::JoinHandle;
 
-type Acquiring = JoinHandle<Result<Option<Held>, Error>>;
+type Acquiring = JoinHandle<Result<Acquired, Error>>;
 
 /// Waits for `key` in the background.
 fn wait_for(lockkeeper: &Lockkeeper, key: &str, ttl: Duration, wait: Duration) -> Acquiring {
-    tokio::spawn(lockkeeper.acquire(key).ttl(ttl).wait(wait).into_future())
+    tokio::spawn(lockkeeper.acquire(key).ttl(ttl).wait(wait))
 }
 
 async fn granted(acquiring: Acquiring) -> Held {
@@ -73,7 +73,7 @@ async fn a_server_that_falls_silent_before_a_wait_is_unreachable_not_busy() {
         let answer = lockkeeper.acquire("book").wait(ms(300)).await;
         assert!(asked.elapsed() < ms(2_000));
         match silent {
-            false => assert!(answer.unwrap().is_none(), "it is busy"),
+            false => assert!(!is_held(answer.unwrap()), "it is busy"),
             true => assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}"),
         }
         assert_eq!(held.release().await, Ok(Released::Yes));
@@ -174,7 +174,7 @@ async fn a_wait_that_is_dropped_at_any_moment_leaves_nothing() {
     let held = hold(&lockkeeper, "book", ms(60_000)).await;
     for micros in (0..6000).step_by(60) {
         let asked = lockkeeper.acquire("book").ttl(ms(60_000)).wait(ms(60_000));
-        let _ = tokio::time::timeout(Duration::from_micros(micros), asked.into_future()).await;
+        let _ = tokio::time::timeout(Duration::from_micros(micros), asked).await;
     }
     eventually_waiting(&server, "book", 0);
     assert_eq!(held.release().await, Ok(Released::Yes));
@@ -212,7 +212,7 @@ async fn a_wait_that_is_dropped_is_released_however_late_its_request_arrives() {
         assert_eq!(ask!(holder, "LOCK.RELEASE", "book", "holder"), YES);
         // Only now is it dropped, with what it may have been granted meanwhile.
         let _ = waiting.await;
-        soon(lockkeeper.settled()).await;
+        assert!(lockkeeper.settled(testkit::PATIENCE).await);
         eventually("all that was sent has arrived", || {
             connected() == before + 1
         });
@@ -259,12 +259,12 @@ async fn a_wait_returns_in_time_whatever_the_server_does() {
         if let Some(trouble) = trouble {
             trouble(&proxy);
         }
-        let busy = soon(waiting).await.unwrap().map(|held| held.is_none());
+        let held = soon(waiting).await.unwrap().map(is_held);
         let took = start.elapsed();
         assert!(took >= ms(1499) && took < ms(1600), "{took:?}");
         assert!(
-            matches!(busy, Ok(true) | Err(Error::Unreachable(_))),
-            "{busy:?}"
+            matches!(held, Ok(false) | Err(Error::Unreachable(_))),
+            "{held:?}"
         );
         eventually_waiting(&server, "book", 0);
     }
@@ -275,14 +275,8 @@ async fn a_wait_of_nothing_is_one_try() {
     let server = Server::start();
     let lockkeeper = open(&server);
     let _held = hold(&lockkeeper, "book", ms(30_000)).await;
-    assert!(
-        lockkeeper
-            .acquire("book")
-            .wait(Duration::ZERO)
-            .await
-            .unwrap()
-            .is_none()
-    );
+    let once = lockkeeper.acquire("book").wait(Duration::ZERO);
+    assert!(!is_held(once.await.unwrap()));
     assert_eq!(calls(&server, "lock.acquire"), 2);
 }
 
@@ -344,7 +338,7 @@ async fn a_full_queue_is_waited_out() {
     eventually_waiting(&server, "book", 1);
     let start = Instant::now();
     let full = lockkeeper.acquire("book").wait(ms(500)).await;
-    match full.map(|held| held.is_some()) {
+    match full.map(is_held) {
         Err(Error::Refused(text)) => assert!(text.starts_with("QUEUEFULL "), "{text}"),
         other => panic!("{other:?}"),
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::cluster_routing::Slot;
-use redis::{Client, ConnectionAddr, ConnectionInfo, RedisError, ServerErrorKind, Value};
+use redis::{Client, ConnectionInfo, RedisError, ServerErrorKind, Value};
 
 use super::{Credentials, Node, Redirect};
 
@@ -64,13 +64,7 @@ impl Cluster {
             .trim_end_matches(']')
             .to_owned();
         let number = number.parse().unwrap_or(6379);
-        let mut address = self.pattern.addr().clone();
-        match &mut address {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                (*host, *port) = (name, number);
-            }
-            _ => {}
-        }
+        let address = super::with_host(self.pattern.addr(), name, number);
         super::client(self.pattern.clone().set_addr(address), &self.credentials)
     }
 

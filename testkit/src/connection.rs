@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use testkit::{PATIENCE, Server};
+use crate::{PATIENCE, Server};
 
 /// A command as it goes over the wire.
 pub fn pack(words: &[&str]) -> Vec<u8> {
@@ -14,22 +14,29 @@ pub fn pack(words: &[&str]) -> Vec<u8> {
     command.get_packed_command()
 }
 
-pub struct Line {
+pub struct RawConnection {
     stream: TcpStream,
     received: Vec<u8>,
 }
 
-impl Line {
-    pub fn to(server: &Server) -> Line {
-        Line::to_port(server.port())
+impl RawConnection {
+    pub fn to(server: &Server) -> RawConnection {
+        RawConnection::to_port(server.port())
     }
 
-    pub fn to_port(port: u16) -> Line {
+    pub fn to_port(port: u16) -> RawConnection {
         let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let received = Vec::with_capacity(1 << 16);
-        Line { stream, received }
+        RawConnection { stream, received }
+    }
+
+    /// Lets more clients wait than a server allows by default, also for one key.
+    pub fn let_many_wait(&mut self) {
+        for setting in ["lockkeeper.max-waiters", "lockkeeper.max-waiters-per-key"] {
+            self.ask(&pack(&["CONFIG", "SET", setting, "10000"]));
+        }
     }
 
     pub fn send(&mut self, packed: &[u8]) {

@@ -1,0 +1,102 @@
+//! What a `run` that waits says, and that it does not wait for itself.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::future::pending;
+use std::io::Write;
+use std::time::Duration;
+
+use lockkeeper::{Info, Lockkeeper, printable};
+use tokio::time::{sleep, timeout};
+
+use crate::args::Run;
+use crate::exit::{Exit, USAGE};
+use crate::show::rounded;
+
+/// The owners in whose names this process runs, the innermost last, a line each. One with a line
+/// break in its label is not recognized.
+pub const OWNERS: &str = "LOCKKEEPER_OWNERS";
+
+/// The innermost of them.
+pub const OWNER: &str = "LOCKKEEPER_OWNER";
+
+/// How long a wait must have lasted to be worth a line.
+const WORTH_A_LINE: Duration = Duration::from_millis(300);
+
+/// How long asking the server may take for a line that is only a courtesy.
+const COURTESY: Duration = Duration::from_secs(2);
+
+/// The owners of this process with one more.
+pub fn owners(owner: &str) -> OsString {
+    let mut owners = std::env::var_os(OWNERS).unwrap_or_default();
+    if !owners.is_empty() {
+        owners.push("\n");
+    }
+    owners.push(owner);
+    owners
+}
+
+/// Who runs under a lock and asks for the same lock waits until its own end. Told by the owner, so
+/// that neither another server nor another database with a key of the same name is meant, nor a lock
+/// that the run around this one has lost.
+pub async fn refuse_to_wait_for_itself(lockkeeper: &Lockkeeper, key: &[u8]) -> Result<(), Exit> {
+    let owners = [OWNERS, OWNER].map(|name| std::env::var_os(name).unwrap_or_default());
+    if owners.iter().all(|it| it.is_empty()) {
+        return Ok(());
+    }
+    let info = timeout(COURTESY, lockkeeper.info(key)).await;
+    let Some(owner) = info.ok().and_then(|info| info.ok()??.owner) else {
+        return Ok(());
+    };
+    let mut owners = owners
+        .iter()
+        .flat_map(|it| it.as_encoded_bytes().split(|byte| *byte == b'\n'));
+    if owners.any(|of_ours| of_ours == owner) {
+        return Err(Exit::saying(
+            USAGE,
+            format!(
+                "this command already runs under {}, and would wait for itself",
+                printable(key)
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// After a moment says once, on standard error, that we wait, for whom, and behind how many.
+pub async fn say(lockkeeper: &Lockkeeper, plan: &Run) -> Infallible {
+    sleep(WORTH_A_LINE).await;
+    let name = printable(&plan.key);
+    let line = match timeout(COURTESY, lockkeeper.info(plan.key.as_slice())).await {
+        Ok(Ok(Some(info))) => {
+            let holder = holder(&info).map_or(String::new(), |it| format!(", held by {it}"));
+            let place = place(&info, lockkeeper.label());
+            let place = place.map_or(String::new(), |it| format!(", number {it} in the queue"));
+            format!("waiting for {name}{holder}{place}")
+        }
+        Ok(Err(error)) => format!("waiting for {name}: {error}"),
+        Ok(Ok(None)) | Err(_) => format!("waiting for {name}"),
+    };
+    // Nobody may be there to read it.
+    let _ = writeln!(std::io::stderr(), "lockkeeper: {line}");
+    pending().await
+}
+
+/// Who holds the lock, and for how long.
+pub fn holder(info: &Info) -> Option<String> {
+    let owner = printable(info.owner.as_deref()?);
+    Some(match info.held {
+        Some(held) => format!("{owner} for {}", rounded(held)),
+        None => owner,
+    })
+}
+
+/// The last of our label: we have only just come. None if we are not among those that are shown.
+fn place(info: &Info, label: &str) -> Option<usize> {
+    let ours = |owner: &[u8]| {
+        let rest = owner.strip_prefix(label.as_bytes());
+        rest.is_some_and(|rest| rest.first() == Some(&b':'))
+    };
+    let last = info.queue.iter().rposition(|waiter| ours(&waiter.owner));
+    last.map(|index| index + 1)
+}

@@ -1,0 +1,450 @@
+//! When the lock is lost or the command is told to end, all that it has started ends with it.
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use support::{
+    Running, assert_nothing_left, at_terminal, held, is_alive, key, kill_all, processes_of, run,
+    state, without_terminal,
+};
+use testkit::client::ms;
+use testkit::{Server, YES, ask, command_line, eventually, number};
+
+/// What a command can do that takes a process out of its group, its session or its family. Each
+/// starts two and prints a line when both run.
+const WAYS_OUT: [(&str, &str); 6] = [
+    ("plain", "sleep 600 & echo ready; sleep 600"),
+    ("session", "setsid -w sleep 600 & echo ready; sleep 600"),
+    ("group", "set -m; sleep 600 & echo ready; wait"),
+    (
+        "daemon",
+        "(setsid sh -c 'sleep 600 & exit' &); echo ready; sleep 600",
+    ),
+    (
+        "orphans",
+        "(sh -c '(sleep 600 & sleep 600 & exit) & exit' &); echo ready; sleep 600",
+    ),
+    (
+        "stopped",
+        "sh -c 'kill -STOP $$; sleep 600' & echo ready; sleep 600",
+    ),
+];
+
+#[test]
+fn when_the_lock_is_lost_all_that_the_command_started_ends() {
+    let server = Server::start();
+    for (name, script) in WAYS_OUT {
+        let key = key(name);
+        let words = format!("--ttl 900ms --grace 5s {key}");
+        let mut running = Running::start(run(&server, &words, &["bash", "-c", script]));
+        assert_eq!(running.line(), "ready", "{name}");
+        assert_eq!(ask!(server.connect(), "DEL", &key), YES, "{name}");
+        let ended = running.end();
+        assert_nothing_left(&key);
+        assert_eq!(ended.code(), 76, "{name}: {ended:?}");
+    }
+}
+
+#[test]
+fn at_a_terminal_too() {
+    let server = Server::start();
+    for (name, script) in WAYS_OUT {
+        let key = key(&format!("terminal-{name}"));
+        let script = script.replace('$', "\\$");
+        let words = format!("$RUN --ttl 900ms --grace 5s {key} -- bash -c \"{script}\"; exit $?");
+        let mut running = at_terminal(&server, &words);
+        assert_eq!(running.line(), "ready", "{name}");
+        assert_eq!(ask!(server.connect(), "DEL", &key), YES, "{name}");
+        let ended = running.end();
+        assert_nothing_left(&key);
+        assert_eq!(ended.code(), 76, "{name}: {ended:?}");
+    }
+}
+
+#[test]
+fn when_run_is_told_to_end_all_that_the_command_started_ends() {
+    let server = Server::start();
+    for (name, script) in WAYS_OUT {
+        let key = key(&format!("told-{name}"));
+        let mut running = Running::start(run(&server, &key, &["bash", "-c", script]));
+        assert_eq!(running.line(), "ready", "{name}");
+        running.signal(libc::SIGTERM);
+        let ended = running.end();
+        assert_nothing_left(&key);
+        assert_eq!(ended.code(), -libc::SIGTERM, "{name}: {ended:?}");
+        assert!(!held(&server, &key), "{name}: released");
+    }
+}
+
+/// The terminal does not send this signal, and the command has no group of its own there.
+#[test]
+fn at_a_terminal_what_a_shell_started_ends_with_it() {
+    let server = Server::start();
+    let key = key("terminal");
+    let script = format!(
+        "$RUN {key} -- sh -c 'echo $PPID; sleep 600; echo x'; echo \"ended $?\"; read x; exit 0"
+    );
+    let mut running = at_terminal(&server, &script);
+    let pid = running.read_pid();
+    eventually("both run", || processes_of(&key).len() == 2);
+    // SAFETY: a process of this test that its shell has not waited for yet.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
+    while running.line() != "ended 143" {}
+    // While the terminal is there, so that its end is not what ended them.
+    assert_nothing_left(&key);
+    assert!(!held(&server, &key), "released");
+    running.write(b"go\n");
+    assert_eq!(running.end().code(), 0);
+}
+
+#[test]
+fn the_lock_is_released_after_the_last_of_it_has_ended() {
+    let server = Server::start();
+    let key = key("last");
+    let fifo = server.dir().join("fifo");
+    let script = format!(
+        "mkfifo {0}; (trap '' TERM; exec 3<>{0}; echo ready; read x <&3) & echo $$; wait",
+        fifo.display()
+    );
+    let words = format!("--grace 600s {key}");
+    let mut running = Running::start(run(&server, &words, &["sh", "-c", &script]));
+    let mut lines = [running.line(), running.line()];
+    lines.sort();
+    let shell: i32 = lines[0].parse().unwrap();
+    running.signal(libc::SIGTERM);
+    eventually("the shell has ended", || !is_alive(shell));
+    // Every answer after this came later than the end of the shell.
+    let mut redis = server.connect();
+    let until = Instant::now() + ms(300);
+    while Instant::now() < until {
+        assert_eq!(ask!(redis, "EXISTS", &key), YES, "released too early");
+    }
+    std::fs::write(&fifo, "go\n").unwrap();
+    let ended = running.end();
+    assert_nothing_left(&key);
+    assert_eq!(ended.code(), -libc::SIGTERM, "{ended:?}");
+    assert!(!held(&server, &key), "released");
+}
+
+#[test]
+fn what_the_command_left_and_does_not_listen_is_killed_after_the_grace() {
+    let server = Server::start();
+    let key = key("deaf");
+    let script = "(trap '' TERM; echo ready; while :; do sleep 0.05; done) & wait";
+    let words = format!("--grace 300ms {key}");
+    let mut running = Running::start(run(&server, &words, &["sh", "-c", script]));
+    assert_eq!(running.line(), "ready");
+    running.signal(libc::SIGTERM);
+    let ended = running.end();
+    assert_nothing_left(&key);
+    assert_eq!(ended.code(), -libc::SIGTERM, "{ended:?}");
+    assert!(!held(&server, &key), "released");
+}
+
+#[test]
+fn a_command_that_is_told_to_end_may_take_longer_than_the_grace() {
+    let server = Server::start();
+    let key = key("slow");
+    let script = "trap 'sleep 1; echo tidy; exit 3' TERM; echo ready; while :; do sleep 0.05; done";
+    let words = format!("--grace 100ms {key}");
+    let mut running = Running::start(run(&server, &words, &["sh", "-c", script]));
+    assert_eq!(running.line(), "ready");
+    running.signal(libc::SIGTERM);
+    let ended = running.end();
+    assert_eq!((ended.code(), ended.stdout.as_str()), (3, "tidy\n"));
+}
+
+#[test]
+fn a_command_that_ends_by_itself_may_leave_a_daemon() {
+    let server = Server::start();
+    let key = key("left");
+    let script = "setsid sleep 600 >/dev/null 2>&1 & echo $!; exit 4";
+    let mut running = Running::start(run(&server, &key, &["sh", "-c", script]));
+    let daemon = running.read_pid();
+    let ended = running.end();
+    let is_left = is_alive(daemon);
+    kill_all(&key);
+    assert_eq!((ended.code(), ended.stderr.as_str()), (4, ""));
+    assert!(is_left);
+    assert!(!held(&server, &key), "released");
+}
+
+#[test]
+fn a_command_that_is_killed_leaves_nothing() {
+    let server = Server::start();
+    let key = key("killed");
+    let script = "setsid sleep 600 >/dev/null 2>&1 & kill -KILL $$";
+    let ended = Running::start(run(&server, &key, &["sh", "-c", script])).end();
+    assert_nothing_left(&key);
+    assert_eq!(ended.code(), 128 + 9, "{ended:?}");
+    assert!(!held(&server, &key), "released");
+}
+
+#[test]
+fn a_process_that_is_stopped_can_tidy_up() {
+    let server = Server::start();
+    let key = key("stop");
+    let script = "trap 'echo tidy; exit 0' TERM; echo $$; kill -STOP $$; sleep 600";
+    let words = format!("--ttl 900ms --grace 10s {key}");
+    let mut running = Running::start(run(&server, &words, &["sh", "-c", script]));
+    let command = running.read_pid();
+    eventually("it is stopped", || state(command) == Some('T'));
+    assert_eq!(ask!(server.connect(), "DEL", &key), YES);
+    let ended = running.end();
+    assert_eq!((ended.code(), ended.stdout.as_str()), (76, "tidy\n"));
+}
+
+/// Each starts the next and ends: there is never one that lives for long.
+#[test]
+fn who_starts_new_processes_all_the_time_is_ended() {
+    let server = Server::start();
+    let key = key("chain");
+    let script = "trap '' TERM; next() { next & exit; }; next & echo ready; \
+                  exec >/dev/null 2>&1; sleep 600";
+    let words = format!("--ttl 900ms --grace 100ms {key}");
+    let mut running = Running::start(run(&server, &words, &["bash", "-c", script]));
+    assert_eq!(running.line(), "ready");
+    assert_eq!(ask!(server.connect(), "DEL", &key), YES);
+    let ended = running.end();
+    assert_nothing_left(&key);
+    assert_eq!(ended.code(), 76, "{ended:?}");
+}
+
+#[test]
+fn orphans_are_reaped_while_the_command_runs() {
+    let server = Server::start();
+    let key = key("zombies");
+    let script = "for i in $(seq 100); do (true & exit); done; echo $PPID; read x";
+    let mut running = Running::start(run(&server, &key, &["sh", "-c", script]));
+    let pid = running.read_pid();
+    assert_eq!(pid, running.pid());
+    let children = format!("/proc/{pid}/task/{pid}/children");
+    eventually("only the command is left", || {
+        let children = std::fs::read_to_string(&children).unwrap();
+        children.split_whitespace().count() == 1
+    });
+    running.write(b"go\n");
+    assert_eq!(running.end().code(), 0);
+}
+
+/// Bash starts the logger and then becomes `lockkeeper`.
+#[test]
+fn who_was_there_before_the_command_is_spared() {
+    let server = Server::start();
+    let key = key("logger");
+    let log = server.dir().join("output");
+    let script = format!(
+        "exec \"$0\" run --ttl 900ms {key} -- sh -c 'echo ready; sleep 600' \
+         > >(trap '' PIPE; while read -r line; do echo \"$line\" >> {0}; done; echo end >> {0})",
+        log.display()
+    );
+    let mut command = Command::new("bash");
+    command.args(["-c", &script]).arg(command_line());
+    let running = Running::start(without_terminal(&server, command));
+    let logged = || std::fs::read_to_string(&log).unwrap_or_default();
+    eventually("it runs", || logged() == "ready\n");
+    assert_eq!(ask!(server.connect(), "DEL", &key), YES);
+    assert_eq!(running.end().code(), 76);
+    assert_nothing_left(&key);
+    eventually("all of it is logged", || logged() == "ready\nend\n");
+}
+
+#[test]
+fn whom_we_may_not_signal_is_named_and_the_lock_is_not_released() {
+    // SAFETY: it touches no memory.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: needs root, to make a program that becomes another user");
+        return;
+    }
+    let server = Server::start();
+    // As sudo does: a program that becomes another user, for good.
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let becomes_root = dir.path().join("setpriv");
+    let command = dir.path().join("lockkeeper");
+    std::fs::copy("/usr/bin/setpriv", &becomes_root).unwrap();
+    std::fs::copy(command_line(), &command).unwrap();
+    for (path, mode) in [
+        (dir.path(), "755"),
+        (&becomes_root, "4755"),
+        (&command, "755"),
+    ] {
+        let done = Command::new("chmod").arg(mode).arg(path).status().unwrap();
+        assert!(done.success());
+    }
+    let script = format!(
+        "{} --reuid=0 --regid=0 --clear-groups sleep 600 >/dev/null 2>&1 & echo ready; wait",
+        becomes_root.display()
+    );
+    for lost in [true, false] {
+        let key = key(if lost { "theirs" } else { "theirs-told" });
+        let mut unprivileged = Command::new("setpriv");
+        unprivileged.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        unprivileged.arg(&command).arg("run");
+        unprivileged.args([
+            "--ttl",
+            if lost { "900ms" } else { "60s" },
+            "--grace",
+            "300ms",
+            &key,
+            "--",
+        ]);
+        unprivileged.args(["sh", "-c", &script]);
+        let mut running = Running::start(without_terminal(&server, unprivileged));
+        assert_eq!(running.line(), "ready");
+        let of_root = || {
+            let mut pids = processes_of(&key);
+            pids.retain(|pid| {
+                let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+                status.is_ok_and(|status| {
+                    status.contains("Name:\tsleep\n") && status.contains("Uid:\t0\t0\t")
+                })
+            });
+            pids.first().copied()
+        };
+        eventually("it is another user's", || of_root().is_some());
+        let theirs = of_root().unwrap();
+        if lost {
+            // At the next renewal, or else the lease ends.
+            assert_eq!(ask!(server.connect(), "SET", &key, "somebody"), testkit::OK);
+        }
+        if !lost {
+            running.signal(libc::SIGTERM);
+        }
+        let ended = running.end();
+        let ran_on = is_alive(theirs);
+        let ttl = number(ask!(server.connect(), "PTTL", &key));
+        kill_all(&key);
+        assert!(ran_on, "else this test sees nothing");
+        assert_eq!(ended.code(), 77, "{ended:?}");
+        let named = format!("still running: process {theirs} (sleep) of user 0\n");
+        assert!(ended.stderr.ends_with(&named), "{ended:?}");
+        if lost {
+            assert_eq!(
+                ask!(server.connect(), "GET", &key),
+                testkit::text("somebody")
+            );
+        } else {
+            let says = format!("lockkeeper: {key} is not released and ends within ");
+            assert!(ended.stderr.starts_with(&says), "{ended:?}");
+            assert!((1..60_000).contains(&ttl), "{ttl}");
+        }
+    }
+}
+
+#[test]
+fn a_command_that_ends_by_a_real_time_signal_has_ended() {
+    let server = Server::start();
+    let ended = Running::start(run(&server, "job", &["bash", "-c", "kill -40 $$"])).end();
+    assert_eq!(ended.code(), 128 + 40, "{ended:?}");
+    assert!(!held(&server, "job"), "released");
+}
+
+/// Makes room for a manager, beside what this machine is started with, and starts it; then does
+/// what it reads. All that it starts ends with it.
+const MANAGER: &str = r#"
+    umount --recursive --lazy /sys/fs/cgroup
+    mount -t cgroup2 none /sys/fs/cgroup && mount -t tmpfs none /run || exit 99
+    group=/sys/fs/cgroup/lockkeeper-test-$RANDOM$RANDOM
+    mkdir -p "$group" /run/systemd/system && echo $$ > "$group/cgroup.procs" || exit 99
+    /lib/systemd/systemd --user --unit=basic.target >&2 &
+    until systemctl --user is-system-running --wait >/dev/null 2>&1; do
+        kill -0 $! || exit 99
+    done
+    echo started
+    while read -r line && [ "$line" != end ]; do eval "$line"; echo done; done
+    echo $$ > /sys/fs/cgroup/cgroup.procs
+    kill $! && wait $!
+    find "$group" -depth -type d -exec rmdir {} +
+"#;
+
+const UNIT: &str = include_str!("../systemd/nightly-report.service");
+
+struct Manager(Running);
+
+impl Manager {
+    /// None where none can be started.
+    fn start(server: &Server, unit: &str) -> Option<Manager> {
+        let units = server.dir().join("systemd/user");
+        std::fs::create_dir_all(&units).unwrap();
+        std::fs::write(units.join("job.service"), unit).unwrap();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--cgroup", "--pid", "--fork", "--kill-child"]);
+        command.args([
+            "--mount-proc",
+            "--propagation",
+            "private",
+            "bash",
+            "-c",
+            MANAGER,
+        ]);
+        command.env("XDG_RUNTIME_DIR", server.dir());
+        let mut manager = Manager(Running::start(without_terminal(server, command)));
+        (manager.0.try_line()? == "started").then_some(manager)
+    }
+
+    fn does(&mut self, line: &str) {
+        self.0.write(format!("{line}\n").as_bytes());
+        assert_eq!(self.0.line(), "done", "{line}");
+    }
+
+    fn end(mut self) {
+        self.0.write(b"end\n");
+        let ended = self.0.end();
+        assert_eq!(ended.code(), 0, "{ended:?}");
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+#[test]
+fn the_job_gets_one_sigterm_and_does_not_outlive_a_killed_run() {
+    let server = Server::start();
+    let (key, output) = (key("unit"), server.dir().join("output"));
+    let job = server.dir().join("job");
+    // It waits for a second SIGTERM, too. A shell interrupts `wait` for a trap, and nothing else.
+    let script = format!(
+        "trap 'echo term >> {0}' TERM; setsid sleep 600 & echo ready > {0}; \
+         until grep -q term {0}; do sleep 0.05 & wait $!; done; \
+         sleep 0.5 & wait $!; echo end >> {0}",
+        output.display()
+    );
+    std::fs::write(&job, script).unwrap();
+    let unit = UNIT
+        .replace(
+            "/usr/local/bin/lockkeeper",
+            &command_line().display().to_string(),
+        )
+        .replace(
+            "/usr/local/bin/nightly-report",
+            &format!("/bin/sh {}", job.display()),
+        )
+        .replace(
+            "run nightly-report",
+            &format!("run --ttl 1s --url {} {key}", server.url()),
+        );
+    let Some(mut manager) = Manager::start(&server, &unit) else {
+        eprintln!("skipped: needs systemd, and root to start one for the test");
+        return;
+    };
+    manager.does("systemctl --user start job");
+    eventually("it runs", || read(&output) == "ready\n");
+    manager.does("systemctl --user stop job");
+    assert_eq!(read(&output), "ready\nterm\nend\n");
+    assert_nothing_left(&key);
+    assert!(!held(&server, &key), "released");
+
+    std::fs::remove_file(&output).unwrap();
+    manager.does("systemctl --user start job");
+    eventually("it runs", || read(&output) == "ready\n");
+    manager.does("kill -KILL $(systemctl --user show --property MainPID --value job)");
+    manager.does("while systemctl --user --quiet is-active job; do :; done");
+    eventually("nothing is left", || processes_of(&key).is_empty());
+    assert_eq!(read(&output), "ready\n");
+    eventually("the lock ends", || !held(&server, &key));
+    manager.end();
+}
