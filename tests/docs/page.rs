@@ -38,7 +38,12 @@ impl Page {
     /// Every page that a reader finds: those at the root, those in docs/, and the crate's own.
     pub fn all() -> Vec<Page> {
         let mut paths = Vec::new();
-        for (folder, deep) in [("", false), ("docs", true), ("clients/rust", false), ("cli", false)] {
+        for (folder, deep) in [
+            ("", false),
+            ("docs", true),
+            ("clients/rust", false),
+            ("cli", false),
+        ] {
             markdown_below(&testkit::root().join(folder), deep, &mut paths);
         }
         paths.sort();
