@@ -7,7 +7,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use testkit::client::open;
+use lockkeeper::Acquired;
+use testkit::client::{hold, open};
 use testkit::{PATIENCE, Server};
 
 const SESSION_0_1: &str = include_str!("compatibility/0.1.txt");
@@ -117,11 +118,11 @@ fn the_helper_sends_nothing_that_a_module_of_0_1_does_not_know() {
     runtime.block_on(async {
         let ttl = Duration::from_millis(300);
         let lockkeeper = open(&server);
-        let held = lockkeeper.acquire("k").ttl(ttl).await.unwrap();
-        let held = held.expect("it is free");
-        assert!(lockkeeper.acquire("k").ttl(ttl).await.unwrap().is_none());
-        let waiting = lockkeeper.acquire("k").ttl(ttl).wait(ttl);
-        assert!(waiting.await.unwrap().is_none());
+        let held = hold(&lockkeeper, "k", ttl).await;
+        for acquire in [lockkeeper.acquire("k"), lockkeeper.acquire("k").wait(ttl)] {
+            let busy = acquire.ttl(ttl).await.unwrap();
+            assert!(matches!(busy, Acquired::Busy));
+        }
         lockkeeper.info("k").await.unwrap();
         let _ = held.renew().await.unwrap();
         let _ = held.release().await.unwrap();
