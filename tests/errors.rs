@@ -261,7 +261,7 @@ fn listed() -> Seen {
 }
 
 #[test]
-fn the_readme_lists_the_errors_that_occur_and_no_others() {
+fn the_page_on_errors_lists_those_that_occur_and_no_others() {
     let mut all = by_the_module();
     all.extend(by_who_asks());
     all.extend(by_what_the_server_lacks());
