@@ -79,7 +79,7 @@ $(TARGET)/bench/redsync: $(addprefix benches/peers/redsync/,main.go go.mod go.su
 	$(call need,command -v go,golang-go)
 	cd $(<D) && go build -buildvcs=false -o '$(abspath $@)' .
 
-.PHONY: test-matrix test-memory model fuzz
+.PHONY: test-matrix test-memory test-compatibility model fuzz audit licences
 
 test-matrix: build test-needs .venv/ready ## run all tests on every server there is (fetches them), and print a table
 	tests/servers/matrix
@@ -87,6 +87,9 @@ test-matrix: build test-needs .venv/ready ## run all tests on every server there
 test-memory: build test-needs ## run the tests of commands and waiting on a server under valgrind
 	$(call need,command -v valgrind,valgrind)
 	SERVER='$(if $(SERVER),$(abspath $(SERVER)))' tests/servers/memory
+
+test-compatibility: build test-needs ## run the helper on the module of the release before, and the other way round
+	tests/servers/compatibility
 
 COMMANDS ?= 1000000
 model: build test-needs ## compare server and model after each of COMMANDS (1000000) random commands; SEED=… repeats
@@ -105,6 +108,19 @@ fuzz: build-needs ## throw bytes at the core's arguments and values for MINUTES 
 			$(abspath $(TARGET))/fuzz/corpus/$$target -- -max_len=1200 \
 			-max_total_time=$$(( $(or $(MINUTES),10) * 60 )) -print_final_stats=1 || exit; \
 	done
+
+# The list of known holes comes from a repository of its own. Where that is out of reach,
+# `make audit ADVISORIES=no` checks the rest, and says what it left out.
+DENY := $(TARGET)/tools/bin/cargo-deny
+audit: build-needs $(DENY) ## check licences, sources and known holes of what is linked; ADVISORIES=no
+	$(DENY) --log-level error check --hide-inclusion-graph $(if $(filter no,$(ADVISORIES)),licenses bans sources)
+	$(if $(filter no,$(ADVISORIES)),@echo 'Known holes (advisories) were not looked for.')
+
+licences: build-needs $(DENY) ## list the licences of what is linked in target/licences.txt, for whoever ships a binary
+	$(DENY) --exclude-dev list --layout crate > $(TARGET)/licences.txt
+
+$(DENY):
+	cargo install --quiet --locked --root $(TARGET)/tools --version 0.20.2 cargo-deny
 
 lint: build-needs ## check format and lints
 	cargo fmt --all --check

@@ -1,177 +1,248 @@
-//! What the README shows is what happens: every session in it is run, every name in it exists.
+//! What README and docs/ show is what happens: every session, program and statement in them is run,
+//! every name in them exists, every link leads somewhere.
 
+mod docs {
+    pub mod page;
+    pub mod run;
+    pub mod storages;
+}
+
+use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use testkit::Server;
+use docs::page::Page;
+use docs::run::{self, Tally};
+use testkit::{Server, Setup, ask, error, module};
 
-const README: &str = include_str!("../README.md");
+#[test]
+fn every_block_of_every_page_runs_as_shown() {
+    let mut tally = Tally::default();
+    for page in Page::all() {
+        run::run(&page, &mut tally);
+    }
+    let total: usize = tally.run.values().sum();
+    let languages: Vec<String> = tally
+        .run
+        .iter()
+        .map(|(language, times)| format!("{times} {language}"))
+        .collect();
+    println!("{total} blocks were run: {}", languages.join(", "));
+    for skipped in &tally.skipped {
+        println!("not run: {skipped}");
+    }
+    assert!(tally.failed.is_empty(), "{}", tally.failed.join("\n\n"));
+    assert!(total > 20, "the documentation has lost its blocks");
+}
 
-/// The fenced blocks of one language.
-fn blocks(language: &str) -> Vec<&'static str> {
-    let fence = format!("```{language}\n");
-    README
-        .split(&fence)
+#[test]
+fn every_link_leads_to_a_page_and_a_heading_that_exist() {
+    let mut broken = Vec::new();
+    for page in Page::all() {
+        for target in links(&page.prose()) {
+            if target.contains("://") {
+                continue;
+            }
+            let (path, anchor) = target.split_once('#').unwrap_or((&target, ""));
+            let file = match path {
+                "" => testkit::root().join(&page.path),
+                path => page.folder().join(path),
+            };
+            let leads = file.exists()
+                && (anchor.is_empty()
+                    || std::fs::read_to_string(&file)
+                        .is_ok_and(|text| anchors(&text).contains(anchor)));
+            if !leads {
+                broken.push(format!("{}: {target}", page.path));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// The targets in `[text](target)`.
+fn links(text: &str) -> Vec<String> {
+    text.split("](")
         .skip(1)
-        .filter_map(|rest| rest.split("\n```").next())
+        .filter_map(|rest| rest.split(')').next())
+        .map(str::to_owned)
         .collect()
 }
 
-/// A long number is a fence or a clock's: another one will do.
-fn without_long_numbers(text: &str) -> String {
-    let mut kept = String::new();
-    let mut digits = String::new();
-    for char in text.chars().chain([' ']) {
-        if char.is_ascii_digit() {
-            digits.push(char);
-        } else {
-            kept.push_str(if digits.len() == 16 && !digits.starts_with('9') {
-                "N"
-            } else {
-                &digits
-            });
-            digits.clear();
-            kept.push(char);
-        }
-    }
-    kept.trim_end().to_owned()
-}
-
-#[test]
-fn every_session_in_the_readme_happens_as_shown() {
-    let sessions = blocks("redis");
-    assert!(sessions.len() >= 2, "the README has lost its sessions");
-    for session in sessions {
-        let server = Server::start();
-        let mut commands = 0;
-        for exchange in session.trim_start_matches("> ").split("\n> ") {
-            let (command, expected) = exchange
-                .split_once('\n')
-                .expect("a reply below each command");
-            let output = Command::new("sh")
-                .args([
-                    "-c",
-                    &format!(
-                        "redis-cli --no-raw -s '{}' {command}",
-                        server.socket().display()
-                    ),
-                ])
-                .output()
-                .expect("redis-cli runs");
-            let reply = String::from_utf8(output.stdout).expect("redis-cli prints text");
-            let (reply, expected) = (without_long_numbers(&reply), without_long_numbers(expected));
-            // Milliseconds have passed between two commands of a person, and of a test.
-            let (reply, expected) = (in_time(&reply), in_time(&expected));
-            assert_eq!(reply, expected, "{command}");
-            commands += 1;
-        }
-        assert!(commands > 1);
-    }
-}
-
-/// What is left of a ttl of 30 s, and how long it has been held, within the 10 s that a test may take.
-fn in_time(reply: &str) -> String {
-    let lines = reply
+/// The headings of a page, as they stand in a link.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text
         .lines()
-        .map(|line| match line.rsplit_once("(integer) ") {
-            Some((place, number)) if (20_000..=30_000).contains(&number.parse().unwrap_or(0)) => {
-                format!("{place}(integer) 30000")
-            }
-            Some((place @ " 6) ", number))
-                if number.parse().is_ok_and(|held: u64| held < 10_000) =>
-            {
-                format!("{place}(integer) 0")
-            }
-            _ => line.to_owned(),
-        });
-    lines.collect::<Vec<_>>().join("\n")
+        .filter(|line| line.starts_with('#'))
+        .map(|line| line.trim_start_matches('#').trim());
+    let as_link = |heading: &str| {
+        heading
+            .to_lowercase()
+            .chars()
+            .filter(|char| char.is_alphanumeric() || matches!(char, ' ' | '-' | '_'))
+            .map(|char| if char == ' ' { '-' } else { char })
+            .collect()
+    };
+    headings.map(as_link).collect()
 }
 
 #[test]
-fn the_help_in_the_readme_is_the_help_of_the_command() {
+fn the_help_that_is_shown_is_the_help_of_the_command() {
     let help = Command::new(testkit::command_line())
         .args(["run", "-h"])
         .env_clear()
         .output()
         .unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
-    assert_eq!(blocks("help"), [help.trim_end()]);
+    assert_eq!(
+        Page::read("docs/command-line.md").blocks_of("help"),
+        [help.trim_end()]
+    );
 }
 
 /// There it is compiled.
 #[test]
-fn the_example_of_the_helper_in_the_readme_is_one_of_its_documentation() {
-    let front_page = include_str!("../clients/rust/src/lib.rs");
-    let lines = front_page
+fn every_piece_of_rust_that_is_shown_is_in_an_example_or_on_the_front_page_of_the_crate() {
+    let rust = testkit::root().join("clients/rust");
+    let front_page = std::fs::read_to_string(rust.join("src/lib.rs")).unwrap();
+    let front_page = front_page
         .lines()
-        .map(|line| line.trim_start_matches("//!").trim_start_matches(' '));
-    let unindented = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
-    // Lines that begin with a hash are hidden in the documentation.
-    let shown = lines
-        .filter(|line| !line.starts_with("# "))
-        .collect::<Vec<_>>()
-        .join("\n");
-    for example in blocks("rust") {
-        let example = example.replace("\n\n", "\n");
-        let shown = unindented(&shown.replace("\n\n", "\n"));
-        assert!(shown.contains(&unindented(&example)), "{example}");
+        .filter_map(|line| line.strip_prefix("//!"))
+        .map(|line| line.strip_prefix(' ').unwrap_or(line))
+        // Lines that begin with a hash are hidden in the documentation.
+        .filter(|line| !line.starts_with("# "));
+    let mut compiled = vec![without_layout(&front_page.collect::<Vec<_>>().join("\n"))];
+    if let Ok(examples) = std::fs::read_dir(rust.join("examples")) {
+        for example in examples {
+            let text = std::fs::read_to_string(example.unwrap().path()).unwrap();
+            compiled.push(without_layout(&text));
+        }
     }
-    assert!(!blocks("rust").is_empty());
+    let mut shown = 0;
+    for page in Page::all() {
+        for example in page.blocks_of("rust") {
+            shown += 1;
+            let known = compiled
+                .iter()
+                .any(|text| text.contains(&without_layout(&example)));
+            assert!(known, "{}: nobody compiles\n{example}", page.path);
+        }
+    }
+    assert!(shown > 0);
+}
+
+fn without_layout(code: &str) -> String {
+    let lines = code.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 #[test]
-fn the_readme_names_exactly_the_fields_of_info() {
+fn the_page_on_operations_names_exactly_the_fields_of_info() {
     let server = Server::start();
     let info: String = redis::cmd("INFO")
         .arg("lockkeeper")
         .query(&mut server.connect())
         .unwrap();
-    let shown: Vec<&str> = info
+    let shown: BTreeSet<&str> = info
         .lines()
         .filter_map(|line| line.strip_prefix("lockkeeper_")?.split(':').next())
         .collect();
     assert!(shown.len() > 15, "{info}");
-    let operations = README
-        .split("## Operations")
-        .nth(1)
-        .expect("a chapter on operations");
-    let paragraph = operations
-        .trim_start()
-        .split("\n\n")
-        .next()
-        .expect("a paragraph");
-    let named: Vec<&str> = paragraph
-        .split('`')
-        .skip(1)
-        .step_by(2)
-        .filter(|name| *name != "INFO lockkeeper" && *name != "lockkeeper_")
+    let operations = Page::read("docs/operations.md");
+    let named: BTreeSet<&str> = operations
+        .text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `lockkeeper_")?.split('`').next())
         .collect();
-    for field in &shown {
-        assert!(named.contains(field), "the README does not name {field}");
+    assert_eq!(named, shown);
+}
+
+/// What people search for when the module does not load.
+#[test]
+fn the_log_lines_on_the_page_on_installing_are_what_the_server_and_the_module_say() {
+    const INSTALLED: &str = "/usr/lib/redis/modules/liblockkeeper.so";
+    let page = Page::read("docs/install.md").text;
+    let dir = tempfile::tempdir().unwrap();
+    let here = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let not_executable = here("not_executable.so");
+    std::fs::copy(module(), &not_executable).unwrap();
+    std::fs::set_permissions(&not_executable, Permissions::from_mode(0o644)).unwrap();
+    let again = module().to_str().unwrap();
+    let load = |path: &str| Setup::new().without_module().args(&["--loadmodule", path]);
+    for (setup, word) in [
+        (load(&not_executable), "execute permissions"),
+        (load(&here("missing.so")), "No such file"),
+        (
+            Setup::new().args(&["--loadmodule", again]),
+            "loaded already",
+        ),
+        (
+            Setup::new().args(&["--rename-command", "SET", "PUT"]),
+            "renamed",
+        ),
+        (Setup::new().module_arg("max-waiters=5"), "argument"),
+        (
+            Setup::new().args(&["--lockkeeper.max-waiters", "many"]),
+            "Issue during loading",
+        ),
+    ] {
+        let log = setup.try_start().err().expect("it cannot start");
+        let line = log
+            .lines()
+            .find(|line| line.contains(word))
+            .unwrap_or_else(|| panic!("nothing about {word}:\n{log}"));
+        let (_, line) = line.split_once("# ").expect("a warning");
+        let line = line
+            .trim_start_matches("<lockkeeper> ")
+            .trim_start_matches("<module> ");
+        let line = line
+            .replace(&not_executable, INSTALLED)
+            .replace(&here("missing.so"), INSTALLED);
+        assert!(
+            page.contains(&format!("```text\n{line}\n```")),
+            "not on the page: {line}"
+        );
     }
-    for name in &named {
-        assert!(shown.contains(name), "INFO does not show {name}");
+    let server = Setup::new()
+        .without_module()
+        .args(&["--enable-module-command", "no"])
+        .start();
+    let mut redis = server.connect();
+    for refusal in [
+        error(ask!(redis, "MODULE", "LOAD", again)),
+        error(ask!(redis, "LOCK.ACQUIRE", "order:42", "alice", 30_000)),
+    ] {
+        assert!(
+            page.contains(refusal.trim_end()),
+            "not on the page: {refusal}"
+        );
     }
 }
 
 #[test]
-fn for_every_promise_of_the_readme_there_is_a_test_of_the_name_it_gives() {
-    let (table, rest) = README.split_once("<details>").expect("which test shows it");
-    let (tests, _) = rest.split_once("</details>").expect("the end of it");
-    let questions: Vec<&str> = table
-        .lines()
-        .filter_map(|line| line.strip_prefix("| ")?.split(" | ").next())
-        .filter(|question| question.ends_with('?'))
-        .collect();
-    let promises: Vec<&str> = tests.split("- **").skip(1).collect();
-    assert!(promises.len() > 10);
-    assert_eq!(questions.len(), promises.len(), "a promise without a test");
-    for (question, promise) in questions.into_iter().zip(promises) {
-        let (short, tests) = promise.split_once("?**").expect("a question");
-        assert!(question.starts_with(short), "{short} is not {question}");
-        let named = tests.split('`').skip(1).step_by(2);
-        let mut tests = named.filter_map(|name| name.split_once("::")).peekable();
-        assert!(tests.peek().is_some(), "no test for {question}");
-        for (file, test) in tests {
+fn for_every_guarantee_there_is_a_test_of_the_name_it_gives() {
+    let page = Page::read("docs/guarantees.md");
+    let questions: Vec<&str> = page.text.split("\n## ").skip(1).collect();
+    let questions = questions.iter().filter(|text| {
+        let heading = text.lines().next().unwrap_or_default();
+        heading.ends_with('?')
+    });
+    let mut promises = 0;
+    for text in questions {
+        promises += 1;
+        let (question, rest) = text.split_once('\n').expect("an answer");
+        let (_, tests) = rest
+            .split_once("\nTests: ")
+            .unwrap_or_else(|| panic!("no tests for: {question}"));
+        let named: Vec<(&str, &str)> = tests
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .filter_map(|name| name.split_once("::"))
+            .collect();
+        assert!(!named.is_empty(), "no test for: {question}");
+        for (file, test) in named {
             let defined = ["tests", "clients/rust/tests", "cli/tests"]
                 .iter()
                 .any(|folder| {
@@ -182,4 +253,5 @@ fn for_every_promise_of_the_readme_there_is_a_test_of_the_name_it_gives() {
             assert!(defined, "there is no test {file}::{test}");
         }
     }
+    assert!(promises > 10);
 }

@@ -1,4 +1,4 @@
-//! Every error that the commands can answer occurs as the README lists it ("Errors"): each is provoked
+//! Every error that the commands can answer occurs as docs/commands/errors.md lists it: each is provoked
 //! here on a real server, and what was seen is compared with the table, both ways.
 
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use testkit::cluster::{Cluster, node_id, slot_of};
 use testkit::waiting::{LONG, Waiter, hold, join, pipeline};
 use testkit::*;
 
-const README: &str = include_str!("../README.md");
+const PAGE: &str = include_str!("../docs/commands/errors.md");
 
 const COMMANDS: [&str; 4] = ["ACQUIRE", "RENEW", "RELEASE", "INFO"];
 
@@ -236,12 +236,9 @@ fn by_the_cluster() -> Seen {
     all
 }
 
-/// The rows of the table in the README: `| `CODE` | commands | …`.
+/// The rows of the table on that page: `| `CODE` | commands | …`.
 fn listed() -> Seen {
-    let (_, chapter) = README
-        .split_once("### Errors")
-        .expect("a chapter on errors");
-    let rows = chapter.lines().skip_while(|line| !line.starts_with("| `"));
+    let rows = PAGE.lines().skip_while(|line| !line.starts_with("| `"));
     rows.take_while(|line| line.starts_with("| `"))
         .flat_map(|row| {
             let mut cells = row.trim_matches('|').split('|').map(str::trim);
@@ -264,7 +261,7 @@ fn listed() -> Seen {
 }
 
 #[test]
-fn the_readme_lists_the_errors_that_occur_and_no_others() {
+fn the_page_on_errors_lists_those_that_occur_and_no_others() {
     let mut all = by_the_module();
     all.extend(by_who_asks());
     all.extend(by_what_the_server_lacks());
@@ -279,7 +276,7 @@ fn the_readme_lists_the_errors_that_occur_and_no_others() {
         listed.retain(|(code, _)| code != "REDIRECT");
     }
     let missing: Vec<_> = all.difference(&listed).collect();
-    assert!(missing.is_empty(), "the README does not list {missing:?}");
+    assert!(missing.is_empty(), "the page does not list {missing:?}");
     let too_many: Vec<_> = listed.difference(&all).collect();
     assert!(too_many.is_empty(), "these did not occur: {too_many:?}");
 }

@@ -1,5 +1,5 @@
 //! What the commands leave at a key besides its value and end: idle time, LFU counter, encoding. The
-//! same on every server, and as the README has it ("What is left at a key").
+//! same on every server, and as docs/operations.md has it ("What is left at a key").
 
 use redis::Connection;
 use testkit::waiting::{LONG, join};

@@ -37,7 +37,7 @@ Exit codes of run:
   126, 127        the command cannot be executed, is not found
 
 Durations are written like 500ms, 30s, 5m or '1h 30m'; a number alone means seconds.
-Passwords belong into REDIS_URL, REDISCLI_AUTH or a file, never onto the command line.";
+Put passwords into REDIS_URL, REDISCLI_AUTH or a file, never on the command line.";
 
 const INFO_EXIT_CODES: &str = "\
 Exit codes of info:

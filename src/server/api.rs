@@ -568,6 +568,8 @@ pub struct Spec {
     /// Number of arguments with the name; negative: at least as many.
     pub arity: c_int,
     pub access: Access,
+    /// The first version that had it: stays as it is when the version goes on.
+    pub since: &'static CStr,
     pub summary: &'static CStr,
     pub complexity: &'static CStr,
     pub args: &'static [Arg],
@@ -763,7 +765,7 @@ impl Ctx {
         info.version = &raw const version;
         info.summary = spec.summary.as_ptr();
         info.complexity = spec.complexity.as_ptr();
-        info.since = concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast();
+        info.since = spec.since.as_ptr();
         info.arity = spec.arity;
         info.key_specs = keys.as_mut_ptr();
         info.args = args.as_mut_ptr();

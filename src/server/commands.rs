@@ -42,6 +42,7 @@ impl Command for AcquireCommand {
         categories: "write fast blocking",
         arity: -4,
         access: Access::Update,
+        since: c"0.1.0",
         summary: c"Acquires a lock for an owner and answers its fence, or null if another holds \
                    it. Waits in line if asked to.",
         complexity: c"O(1), or O(log(N)) with N clients waiting.",
@@ -108,6 +109,7 @@ impl Command for RenewCommand {
         categories: "write fast",
         arity: 4,
         access: Access::Update,
+        since: c"0.1.0",
         summary: c"Lets the lease of a lock end ttl-ms from now, if the owner holds it.",
         complexity: c"O(1)",
         args: &[KEY, OWNER, TTL],
@@ -149,6 +151,7 @@ impl Command for ReleaseCommand {
         categories: "write fast",
         arity: 3,
         access: Access::Update,
+        since: c"0.1.0",
         summary:
             c"Releases a lock, if the owner holds it, to the next in line. Gives up the owner's \
                    place in line.",
@@ -192,6 +195,7 @@ impl Command for InfoCommand {
         categories: "read fast",
         arity: 2,
         access: Access::Read,
+        since: c"0.1.0",
         summary: c"Tells who holds a lock, since when and for how long, and who waits for it.",
         complexity: c"O(N) with N clients waiting for the key, at most 100.",
         args: &[KEY],
@@ -250,6 +254,7 @@ impl Command for DebugCommand {
         categories: "admin dangerous",
         arity: 2,
         access: Access::None,
+        since: c"0.1.0",
         summary: c"Breaks something on purpose, for tests. PANIC panics in the handler; DEAF lets \
                    only the cron wake who waits, HEAR ends that.",
         complexity: c"O(1)",

@@ -118,10 +118,13 @@ pub fn eventually(what: impl Display, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The module as released.
+/// The module as released, or the one in LOCKKEEPER_TEST_MODULE: that of another release.
 pub fn module() -> &'static Path {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
-    MODULE.get_or_init(|| release().join("liblockkeeper.so"))
+    MODULE.get_or_init(|| match std::env::var_os("LOCKKEEPER_TEST_MODULE") {
+        Some(module) => module.into(),
+        None => release().join("liblockkeeper.so"),
+    })
 }
 
 /// The command `lockkeeper` as released.
