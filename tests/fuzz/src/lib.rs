@@ -2,6 +2,8 @@
 
 #[path = "../../../src/lock.rs"]
 pub mod lock;
+#[path = "../../../src/queue.rs"]
+pub mod queue;
 #[path = "../../../src/reply.rs"]
 pub mod reply;
 #[path = "../../../src/request.rs"]
