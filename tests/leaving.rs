@@ -556,3 +556,26 @@ fn a_grant_to_a_client_with_more_output_than_it_may_have_goes_to_the_next() {
     assert_eq!(ask!(redis, "GET", "k"), text(lock_value(fence, "second")));
     drop(first);
 }
+
+/// On Valkey since 8.1 that goes through all clients.
+#[test]
+fn no_list_of_clients_is_asked_for_a_grant_to_who_gets_nothing_but_replies() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    assert_eq!(ask!(redis, "ACL", "SETUSER", "u", USER), OK);
+    for user in [false, true] {
+        hold(&mut redis, "k");
+        let mut waiter = match user {
+            true => join_as_user(&server, "waiter"),
+            false => join(&server, "k", "waiter"),
+        };
+        assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
+        fence(waiter.reply());
+        assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "waiter"), YES);
+    }
+    let stats: String = redis::cmd("INFO")
+        .arg("commandstats")
+        .query(&mut redis)
+        .unwrap();
+    assert!(!stats.contains("client|list"), "{stats}");
+}

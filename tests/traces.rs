@@ -54,6 +54,11 @@ fn idle_before_and_after(
     [before, idle_s(redis)]
 }
 
+/// Grown by no more than the test took.
+fn is_kept(before: i64, after: i64) -> bool {
+    (before..before + 60).contains(&after)
+}
+
 fn set(value: &str) -> impl Fn(&mut Connection) {
     move |redis| assert_eq!(ask!(redis, "SET", "k", value, "PX", LONG), OK)
 }
@@ -79,10 +84,21 @@ fn look(redis: &mut Connection) {
     ask!(redis, "LOCK.INFO", "k").unwrap();
 }
 
+/// Valkey 9 cannot set an idle time: there the value is read in a way that keeps it, and unpacks the value.
+fn unpacks_what_it_looks_at(redis: &mut Connection) -> bool {
+    is_at_least(redis, (99, 0), (9, 0))
+}
+
 #[test]
 fn looking_changes_no_encoding() {
     let server = Server::start();
     let mut redis = server.connect();
+    if unpacks_what_it_looks_at(&mut redis) {
+        acquire("alice")(&mut redis);
+        look(&mut redis);
+        assert_eq!(encoding(&mut redis), text("raw"));
+        return;
+    }
     for value in values() {
         set(&value)(&mut redis);
         let before = encoding(&mut redis);
@@ -108,11 +124,11 @@ fn looking_resets_no_idle_time() {
     let mut redis = server.connect();
     for value in ["123456789", "a token", &"x".repeat(100)] {
         let [before, after] = idle_before_and_after(&mut redis, set(value), look);
-        assert!(after >= before, "{value}: {after} after {before}");
+        assert!(is_kept(before, after), "{value}: {after} after {before}");
     }
     for owner in OWNERS {
         let [before, after] = idle_before_and_after(&mut redis, acquire(owner), look);
-        assert!(after >= before, "{owner}: {after} after {before}");
+        assert!(is_kept(before, after), "{owner}: {after} after {before}");
     }
 }
 
@@ -144,8 +160,10 @@ fn looking_on_a_replica_leaves_no_trace() {
 
     let [idle_before, idle] = idle_before_and_after(&mut redis, |_| (), look);
 
-    assert!(idle >= idle_before);
-    assert_eq!(encoding(&mut redis), before);
+    assert!(is_kept(idle_before, idle), "{idle} after {idle_before}");
+    if !unpacks_what_it_looks_at(&mut redis) {
+        assert_eq!(encoding(&mut redis), before);
+    }
     assert_eq!(waiting::owner(&mut redis, "k"), Some("alice".to_owned()));
 }
 

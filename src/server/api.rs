@@ -7,10 +7,11 @@
 //! pointers private and borrow from the [`Ctx`] of the running callback, so nothing can outlive it.
 
 use std::cell::{Cell, RefCell, RefMut};
+use std::cmp::Ordering;
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_longlong, c_void};
 use std::marker::PhantomData;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{self, AtomicPtr};
 use std::time::SystemTime;
 use std::{io, ptr, slice};
 
@@ -406,9 +407,15 @@ impl Key<'_> {
     ///
     /// Costs a GET, too much for the commands that many send: its reply is the only copy of a value that
     /// the API makes without unpacking it. That GET counts as a use, which is taken back.
-    pub fn peek(self, name: Text) -> Option<Vec<u8>> {
+    ///
+    /// `can_set_idle_time`: see [`can_set_idle_time`](super::load::can_set_idle_time). Without that the idle
+    /// time is kept, and the encoding is not.
+    pub fn peek(self, name: Text, can_set_idle_time: bool) -> Option<Vec<u8>> {
         let ctx = self.ctx;
         let (idle_ms, uses) = (self.idle_ms(), self.uses());
+        if idle_ms.is_some() && !can_set_idle_time {
+            return self.value().map(<[u8]>::to_vec);
+        }
         // The server may give the key another value by a GET: Valkey does with a shared number.
         drop(self);
         let value = ctx.call_get(name);
@@ -874,23 +881,59 @@ extern "C" fn configured(
 
 /// A client that waits. Unblock it exactly once: twice is a double free, never and the module cannot
 /// be unloaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Blocked(*mut raw::RedisModuleBlockedClient);
+#[derive(Clone, Copy, Debug)]
+pub struct Blocked {
+    raw: *mut raw::RedisModuleBlockedClient,
+    /// Known only where it was blocked: the server's callbacks name a client by its pointer alone.
+    connected: Connected,
+}
+
+/// What a client was when it began to wait, as far as it tells later whether the server is about to close
+/// its connection.
+#[derive(Clone, Copy, Debug, Default)]
+struct Connected {
+    /// As another user than the default one.
+    as_named_user: bool,
+    /// By RESP3, over which more may be sent than replies.
+    by_resp3: bool,
+}
+
+impl PartialEq for Blocked {
+    fn eq(&self, other: &Blocked) -> bool {
+        self.raw == other.raw
+    }
+}
+
+impl Eq for Blocked {}
+
+impl PartialOrd for Blocked {
+    fn partial_cmp(&self, other: &Blocked) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Blocked {
+    fn cmp(&self, other: &Blocked) -> Ordering {
+        self.raw.cmp(&other.raw)
+    }
+}
 
 /// What a client that waited is told, and the grant that it learns of by it.
 pub struct Parting {
     pub reply: Reply,
     pub grant: Option<GrantId>,
+    connected: Connected,
     /// Whether the server will send the reply. Told by the reply callback, which is not called for a client
     /// that has gone.
     told: Cell<bool>,
 }
 
 impl Parting {
-    pub fn new(reply: Reply, grant: Option<GrantId>) -> Parting {
+    fn new(reply: Reply, grant: Option<GrantId>, connected: Connected) -> Parting {
         Parting {
             reply,
             grant,
+            connected,
             told: Cell::new(false),
         }
     }
@@ -934,24 +977,39 @@ impl Ctx {
             client,
             Some(disconnected)
         ));
-        self.answers.set(Answers::Nobody(Blocked(client)));
-        Some(Blocked(client))
+        let client = Blocked {
+            raw: client,
+            connected: self.connected(),
+        };
+        self.answers.set(Answers::Nobody(client));
+        Some(client)
     }
 }
 
 impl Blocked {
-    /// Tells the client, which is granted nothing.
+    /// Tells the client, which is granted nothing, before the server sleeps again.
     pub fn answer(self, reply: Reply) {
-        self.unblock(Parting::new(reply, None));
+        self.unblock(Parting::new(reply, None, self.connected));
     }
 
-    /// Tells the client, before the server sleeps again.
-    pub fn unblock(self, parting: Parting) {
+    /// Tells the client of its grant, before the server sleeps again.
+    pub fn grant(self, reply: Reply, grant: GrantId) {
+        self.unblock(Parting::new(reply, Some(grant), self.connected));
+    }
+
+    fn at(raw: *mut raw::RedisModuleBlockedClient) -> Blocked {
+        Blocked {
+            raw,
+            connected: Connected::default(),
+        }
+    }
+
+    fn unblock(self, parting: Parting) {
         self.end(Box::into_raw(Box::new(parting)));
     }
 
     fn end(self, parting: *mut Parting) {
-        api!(RedisModule_UnblockClient(self.0, parting.cast()));
+        api!(RedisModule_UnblockClient(self.raw, parting.cast()));
     }
 }
 
@@ -976,7 +1034,7 @@ extern "C" fn part(
             // Asked for grants only, and after the reply, which may itself exceed the buffer's limit.
             parting
                 .told
-                .set(parting.grant.is_none() || !ctx.is_closing());
+                .set(parting.grant.is_none() || !ctx.is_closing(parting.connected));
         });
     }
     OK
@@ -997,7 +1055,7 @@ extern "C" fn disconnected(
     ctx: *mut raw::RedisModuleCtx,
     client: *mut raw::RedisModuleBlockedClient,
 ) {
-    let (ctx, client) = (Ctx::new(ctx), Blocked(client));
+    let (ctx, client) = (Ctx::new(ctx), Blocked::at(client));
     match guarded(|| super::waiting::gone(&ctx, client)) {
         Some(true) => client.end(ptr::null_mut()),
         Some(false) => {
@@ -1021,18 +1079,60 @@ impl Ctx {
 }
 
 impl Ctx {
-    /// Whether the connection of this client is marked to be closed, at once or after the replies it has
-    /// (ACL DELUSER, ACL LOAD, a full output buffer): the server sends it nothing more. No function of the
-    /// API tells; CLIENT LIST does. Where that is renamed nobody is marked.
-    fn is_closing(&self) -> bool {
-        let id = api!(RedisModule_GetClientId(self.raw)).cast_signed();
+    /// What there is to know of the client of this command for [`Ctx::is_closing`].
+    fn connected(&self) -> Connected {
+        Connected {
+            as_named_user: self.user_is_named(api!(RedisModule_GetClientId(self.raw))),
+            by_resp3: self.flags() & raw::REDISMODULE_CTX_FLAGS_RESP3 != 0,
+        }
+    }
+
+    fn user_is_named(&self, client: u64) -> bool {
+        let name = api!(RedisModule_GetClientUserNameById(self.raw, client));
+        if name.is_null() {
+            return false;
+        }
+        let name = OwnedText {
+            raw: name,
+            ctx: self,
+        };
+        name.text().bytes() != b"default"
+    }
+
+    /// Whether the connection of this client is marked to be closed: the server sends it nothing more. No
+    /// function of the API tells, but there are two reasons to mark a client that is blocked. Its user was
+    /// taken away (ACL DELUSER, ACL LOAD): then it has become the default user, which it cannot by itself
+    /// while it waits. Or its output buffer is full, which it can be by what is pushed to it: only then
+    /// CLIENT LIST is asked, which on Valkey since 8.1 goes through all clients.
+    fn is_closing(&self, connected: Connected) -> bool {
+        let id = api!(RedisModule_GetClientId(self.raw));
+        connected.as_named_user && !self.user_is_named(id)
+            || connected.by_resp3 && self.is_pushed_to(id) && self.is_listed_as_closing(id)
+    }
+
+    /// Whether the client gets messages of channels, or what it is to forget of its cache.
+    fn is_pushed_to(&self, client: u64) -> bool {
+        // SAFETY: a C struct of numbers and bytes: all zero is a valid value.
+        let mut info = unsafe { std::mem::zeroed::<raw::RedisModuleClientInfo>() };
+        info.version = u64::from(raw::REDISMODULE_CLIENTINFO_VERSION);
+        let pushed =
+            raw::REDISMODULE_CLIENTINFO_FLAG_PUBSUB | raw::REDISMODULE_CLIENTINFO_FLAG_TRACKING;
+        api!(RedisModule_GetClientInfoById(
+            (&raw mut info).cast(),
+            client
+        )) == OK
+            && info.flags & u64::from(pushed) != 0
+    }
+
+    /// Where CLIENT is renamed nobody is.
+    fn is_listed_as_closing(&self, client: u64) -> bool {
         let reply = api!(RedisModule_Call(
             self.raw,
             c"CLIENT".as_ptr(),
             c"ccl".as_ptr(),
             c"LIST".as_ptr(),
             c"ID".as_ptr(),
-            id,
+            client.cast_signed(),
         ));
         if reply.is_null() {
             return false;
@@ -1047,7 +1147,8 @@ impl Ctx {
 /// its replies).
 fn lists_as_closing(line: &[u8]) -> bool {
     const FIELD: &[u8] = b" flags=";
-    let Some(at) = line.windows(FIELD.len()).position(|found| found == FIELD) else {
+    // The last one: the path of a unix socket, which may say anything, stands before it.
+    let Some(at) = line.windows(FIELD.len()).rposition(|found| found == FIELD) else {
         return false;
     };
     let flags = &line[at + FIELD.len()..];
@@ -1064,7 +1165,7 @@ extern "C" fn unblocked_by_command(
     _: c_int,
 ) -> c_int {
     let ctx = Ctx::new(ctx);
-    let client = Blocked(api!(RedisModule_GetBlockedClientHandle(ctx.raw)));
+    let client = Blocked::at(api!(RedisModule_GetBlockedClientHandle(ctx.raw)));
     guarded(|| {
         if super::waiting::gone(&ctx, client) {
             client.end(ptr::null_mut());
@@ -1254,7 +1355,7 @@ extern "C" fn info(raw: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
 static PXAT: AtomicPtr<raw::RedisModuleString> = AtomicPtr::new(ptr::null_mut());
 
 fn pxat() -> Text<'static> {
-    let mut raw = PXAT.load(Ordering::Relaxed);
+    let mut raw = PXAT.load(atomic::Ordering::Relaxed);
     if raw.is_null() {
         let word = c"PXAT";
         raw = api!(RedisModule_CreateString(
@@ -1262,7 +1363,7 @@ fn pxat() -> Text<'static> {
             word.as_ptr(),
             word.count_bytes()
         ));
-        PXAT.store(raw, Ordering::Relaxed);
+        PXAT.store(raw, atomic::Ordering::Relaxed);
     }
     Text::new(raw)
 }
@@ -1336,7 +1437,7 @@ extern "C" fn set_setting<S: Setting>(
 
 /// Frees what outlives the callbacks. After this none may come.
 fn free_statics() {
-    let pxat = PXAT.swap(ptr::null_mut(), Ordering::Relaxed);
+    let pxat = PXAT.swap(ptr::null_mut(), atomic::Ordering::Relaxed);
     if !pxat.is_null() {
         api!(RedisModule_FreeString(ptr::null_mut(), pxat));
     }

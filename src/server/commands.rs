@@ -138,6 +138,9 @@ impl Command for RenewCommand {
             }
         }
         apply(ctx, name, key, request.owner, decision.effect);
+        if let Effect::Expire { ends_at } = decision.effect {
+            waiting::renewed(ctx, name, ends_at);
+        }
         Ok(decision.outcome.into())
     }
 }
@@ -215,7 +218,8 @@ impl Command for InfoCommand {
         }
         let ends_at = key.ends_at();
         // Also if there is none: a miss counts as that of a GET.
-        if let Some(value) = key.peek(name) {
+        let can_set_idle_time = State::get(ctx).can_set_idle_time;
+        if let Some(value) = key.peek(name, can_set_idle_time) {
             let reading = lock::read(&value);
             info.owner = Some(reading.owner.to_vec());
             info.fence = reading.fence.map(|fence| fence.number().cast_signed());

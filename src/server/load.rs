@@ -115,6 +115,15 @@ impl ClientUnblock {
     }
 }
 
+/// Whether the API sets the idle time of a key to what it says it is. Valkey 9 makes a thousand seconds of
+/// each millisecond.
+pub fn can_set_idle_time(ctx: &Ctx) -> bool {
+    let major = ctx
+        .valkey_version()
+        .and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    major.is_none_or(|major| major < 9)
+}
+
 /// Refuses while an ACL rule names our commands: with the commands gone, Redis and Valkey from 7.2 on
 /// end with a failed assertion when they go through such a rule. Refuses as well where it cannot be known.
 pub fn unload(ctx: &Ctx) -> Result<(), Refused> {

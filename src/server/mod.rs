@@ -29,6 +29,7 @@ struct State {
     stats: Stats,
     /// Whether the server could evict locks when it was last asked.
     may_evict: bool,
+    can_set_idle_time: bool,
 }
 
 static STATE: MainThread<Option<State>> = MainThread::new(None);
@@ -40,6 +41,7 @@ impl State {
             waiting: Waiting::new(ClientUnblock::on(ctx)),
             stats: Stats::default(),
             may_evict: false,
+            can_set_idle_time: load::can_set_idle_time(ctx),
         }
     }
 

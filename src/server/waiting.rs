@@ -187,12 +187,24 @@ pub fn serve_next<'c>(
     None
 }
 
+/// The lease of a key ends at another time, which may be sooner than those who wait for it expect.
+pub fn renewed(ctx: &Ctx, name: Text, ends_at: UnixMs) {
+    {
+        let queue = &mut State::get(ctx).waiting.queue;
+        if queue.waiters() == 0 {
+            return;
+        }
+        queue.held(&name.in_db(ctx.db()), Some(ends_at), ctx.clocks());
+    }
+    rearm(ctx);
+}
+
 /// The key is written: tells the client.
 fn tell(ctx: &Ctx, grant: Grant<Blocked>, cause: Cause) {
     let waited_us = grant.waited_us(ctx.clocks());
     State::get(ctx).stats.granted(cause, waited_us);
     let reply = lock::Outcome::Acquired(grant.id.fence).into();
-    grant.client().unblock(Parting::new(reply, Some(grant.id)));
+    grant.client().grant(reply, grant.id);
 }
 
 /// The timer has fired.
