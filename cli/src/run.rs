@@ -41,6 +41,9 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Of what still runs, so many are named.
 const NAMED: usize = 10;
 
+/// One that cannot be named.
+const UNSEEN: &str = "a process that /proc does not show";
+
 /// What is to be known of the signals: a failure to read them would leave the command alone.
 fn broken(error: io::Error) -> Exit {
     Exit::cannot(format!("cannot read signals: {error}"))
@@ -363,7 +366,7 @@ fn still_running(key: &[u8], left: &[Process], lost: Option<Lost>, remaining: Du
     };
     let mut named: Vec<String> = left.iter().take(NAMED).map(named).collect();
     if left.is_empty() {
-        named.push("a process that /proc does not show".to_owned());
+        named.push(UNSEEN.to_owned());
     }
     if left.len() > NAMED {
         named.push(format!("{} more", left.len() - NAMED));
@@ -373,6 +376,9 @@ fn still_running(key: &[u8], left: &[Process], lost: Option<Lost>, remaining: Du
 }
 
 fn named(process: &Process) -> String {
+    if !process.is_seen() {
+        return UNSEEN.to_owned();
+    }
     let user = user_of(process).map_or(String::new(), |user| format!(" of user {user}"));
     let Process { id, name, .. } = process;
     format!("process {} ({}){user}", id.pid, name.escape_debug())
