@@ -307,6 +307,16 @@ fn at_a_terminal_ctrl_z_stops_run_with_the_command() {
     assert!(!held(&server, &key), "released");
 }
 
+/// The kernel sends it, but not for the terminal, and to `run` alone.
+#[test]
+fn at_a_terminal_an_alarm_of_the_caller_reaches_the_command() {
+    let server = Server::start();
+    let script = "perl -e 'alarm 1; exec @ARGV' $RUN job -- sleep 10; exit $?";
+    let ended = at_terminal(&server, script).end();
+    assert_eq!(ended.code(), 128 + libc::SIGALRM, "{ended:?}");
+    assert!(!held(&server, "job"), "released");
+}
+
 #[test]
 fn when_the_terminal_goes_away_the_job_ends() {
     let server = Server::start();
