@@ -55,12 +55,16 @@ pub async fn run(
     mut signals: Signals,
     quiet: bool,
 ) -> Result<Exit, Exit> {
-    waiting::refuse_to_wait_for_itself(&lockkeeper, &plan.key).await?;
-    let asked = lockkeeper.acquire(plan.key.as_slice()).ttl(plan.ttl);
-    let asked = match plan.wait {
-        Wait::No => asked,
-        Wait::For(wait) => asked.wait(wait),
-        Wait::ForEver => asked.wait_forever(),
+    let asked = async {
+        let start = Instant::now();
+        waiting::refuse_to_wait_for_itself(&lockkeeper, &plan).await?;
+        let asked = lockkeeper.acquire(plan.key.as_slice()).ttl(plan.ttl);
+        let asked = match plan.wait {
+            Wait::No => asked,
+            Wait::For(wait) => asked.wait(wait.saturating_sub(start.elapsed())),
+            Wait::ForEver => asked.wait_forever(),
+        };
+        Ok::<Acquired, Exit>(asked.await?)
     };
     let may_say = !quiet && !matches!(plan.wait, Wait::No) && io::stderr().is_terminal();
     let asked = tokio::select! {

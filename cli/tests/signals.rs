@@ -317,6 +317,39 @@ fn at_a_terminal_an_alarm_of_the_caller_reaches_the_command() {
     assert!(!held(&server, "job"), "released");
 }
 
+/// It asks the server whether it would wait for itself.
+#[test]
+fn a_nested_run_ends_in_time_whatever_the_server_does() {
+    let server = Server::start();
+    let pause = |signal| {
+        // SAFETY: the server of this test, which runs until the test drops it.
+        assert_eq!(unsafe { libc::kill(server.pid() as i32, signal) }, 0);
+    };
+    pause(libc::SIGSTOP);
+    let nested = |words: &str| {
+        let mut command = run(&server, words, &["true"]);
+        command.env("LOCKKEEPER_OWNER", "somebody");
+        (Instant::now(), Running::start(command))
+    };
+    let (start, waiting) = nested("-w 200ms job");
+    let ended = waiting.end();
+    let waited = start.elapsed();
+    let (start, told) = nested("-w 600s job");
+    let status = format!("/proc/{}/status", told.pid());
+    eventually("it takes signals", || {
+        std::fs::read_to_string(&status).is_ok_and(|it| it.contains("SigBlk:\tfffffff"))
+    });
+    told.signal(libc::SIGTERM);
+    let killed = told.end();
+    let took = start.elapsed();
+    pause(libc::SIGCONT);
+    assert!([69, 75].contains(&ended.code()), "{ended:?}");
+    assert_eq!(killed.code(), -libc::SIGTERM, "{killed:?}");
+    // Without a bound both take two seconds more.
+    assert!(waited < ms(2000), "{waited:?}");
+    assert!(took < ms(2000), "{took:?}");
+}
+
 #[test]
 fn when_the_terminal_goes_away_the_job_ends() {
     let server = Server::start();
