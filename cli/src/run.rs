@@ -214,14 +214,14 @@ async fn watch(
     let mut lost = pin!(held.lost());
     while child.status().is_none() && !child.is_out_of_reach() {
         let quiet = held.remaining().saturating_sub(warning).min(LONGEST_SLEEP);
+        if quiet.is_zero() {
+            // Before any signal is passed on: a SIGCONT would let go on what stands still.
+            return Ok(Some(held.loss().unwrap_or(Lost::Expired)));
+        }
         tokio::select! {
             event = signals.next() => heed(event.map_err(broken)?, held, child)?,
             lost = &mut lost => return Ok(Some(lost)),
-            () = sleep(quiet) => {
-                if held.remaining() <= warning {
-                    return Ok(Some(Lost::Expired));
-                }
-            }
+            () = sleep(quiet) => {}
         }
     }
     Ok(None)
@@ -259,6 +259,10 @@ async fn end(
     reserve: Duration,
 ) -> Result<Option<Vec<Process>>, Exit> {
     let start = Instant::now();
+    // SIGTERM lets go on what is stopped, for which there is no time left.
+    if held.loss() == Some(Lost::Expired) {
+        return kill(held, child, signals).await;
+    }
     child.terminate();
     // To find all and stop all before they are killed takes some such looks.
     let reserve = reserve.min(KILLING.max(4 * start.elapsed()));

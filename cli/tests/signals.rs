@@ -317,6 +317,37 @@ fn at_a_terminal_an_alarm_of_the_caller_reaches_the_command() {
     assert!(!held(&server, "job"), "released");
 }
 
+/// Somebody else may have the lock by then.
+#[test]
+fn what_ctrl_z_has_stopped_does_not_go_on_when_the_lease_is_over() {
+    let server = Server::start();
+    let key = key("over");
+    let command = server.dir().join("command");
+    let perl = "$| = 1; $SIG{TERM} = $SIG{CONT} = sub { print \"late\\n\" }; \
+                print getppid, \"\\n\"; sleep 1 while 1;";
+    std::fs::write(&command, perl).unwrap();
+    let script = server.dir().join("script");
+    let job = format!(
+        "set -m; $RUN --ttl 900ms {key} -- perl {}; echo \"stopped $?\"; read x; exit 0",
+        command.display()
+    );
+    std::fs::write(&script, job).unwrap();
+    let mut running = at_terminal(&server, &format!("exec bash {}", script.display()));
+    let pid = running.read_pid();
+    running.write(b"\x1a");
+    while !running.line().contains("stopped 14") {}
+    eventually("the lock has ended", || !held(&server, &key));
+    // `fg` would let the command go on by itself.
+    // SAFETY: a process of this test that its shell has not waited for yet.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);
+    eventually("run has ended", || !is_alive(pid));
+    assert_nothing_left(&key);
+    running.write(b"go\n");
+    let ended = running.end();
+    assert!(!ended.stdout.contains("late"), "{ended:?}");
+    assert!(ended.stdout.contains("is lost"), "{ended:?}");
+}
+
 /// It asks the server whether it would wait for itself.
 #[test]
 fn a_nested_run_ends_in_time_whatever_the_server_does() {
