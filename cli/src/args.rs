@@ -279,8 +279,14 @@ impl ServerWords {
         }
         if let Some(path) = &self.password_file {
             builder = builder.password(first_line(path)?);
-        } else if let Ok(password) = std::env::var("REDISCLI_AUTH") {
-            builder = builder.password(password);
+        } else {
+            match std::env::var("REDISCLI_AUTH") {
+                Ok(password) => builder = builder.password(password),
+                Err(VarError::NotPresent) => {}
+                Err(VarError::NotUnicode(_)) => {
+                    return Err(Exit::saying(USAGE, "REDISCLI_AUTH is not UTF-8"));
+                }
+            }
         }
         if let Some(path) = &self.sentinel_password_file {
             builder = builder.sentinel_password(first_line(path)?);
@@ -313,8 +319,16 @@ fn read(path: &Path) -> Result<Vec<u8>, Exit> {
 }
 
 fn first_line(path: &Path) -> Result<String, Exit> {
-    let text = String::from_utf8_lossy(&read(path)?).into_owned();
-    Ok(text.lines().next().unwrap_or_default().to_owned())
+    let bytes = read(path)?;
+    let line = bytes
+        .split(|byte| *byte == b'\n')
+        .next()
+        .unwrap_or_default();
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    String::from_utf8(line.to_vec()).map_err(|_| {
+        let path = path.display();
+        Exit::saying(USAGE, format!("{path}: the first line is not UTF-8"))
+    })
 }
 
 /// Help is no error; anything else is wrong usage.

@@ -13,8 +13,8 @@ use nix::sys::signal::Signal as Named;
 use nix::unistd::{getpid, getppid, getsid};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process, pidfd_open,
-    pidfd_send_signal, wait, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process, kill_process_group,
+    pidfd_open, pidfd_send_signal, wait, waitid,
 };
 
 use crate::signals::{Inherited, asks_to_end, is_job_control, is_stop};
@@ -34,6 +34,9 @@ const CHILDREN_ROUNDS: u32 = 500;
 ///
 /// Whatever the command starts stays below us, in whatever session or group: an orphan becomes our
 /// child, since we are a child subreaper. So all has ended when we have no child left.
+///
+/// Where /proc cannot be read, or is that of other processes, only the command and its group can be
+/// reached; at a terminal, where it has none, the command alone.
 pub struct Child {
     pid: Pid,
     has_terminal: bool,
@@ -41,6 +44,8 @@ pub struct Child {
     /// Our children before the command was started: a shell may have started them and then become
     /// us, as in `exec lockkeeper run … > >(logger)`. They are none of the command's.
     spared: Vec<Id>,
+    /// Whether there were any, also such that /proc does not show.
+    had_children: bool,
     status: Option<Status>,
     /// The command was stopped by a signal of job control, and nobody has looked yet.
     stopped: bool,
@@ -74,9 +79,10 @@ impl Child {
         if !has_terminal {
             command.process_group(0);
         }
-        let spared = if has_children() {
+        let had_children = has_children();
+        let spared = if had_children {
             // All are taken, also those whose parent is one of them.
-            let found = descendants(processes(), getpid().as_raw(), &[]);
+            let found = descendants(processes().unwrap_or_default(), getpid().as_raw(), &[]);
             found.into_iter().map(|process| process.id).collect()
         } else {
             Vec::new()
@@ -98,6 +104,7 @@ impl Child {
             has_terminal,
             is_session_leader: getsid(None) == Ok(parent),
             spared,
+            had_children,
             status: None,
             stopped: false,
             received: HashSet::new(),
@@ -158,7 +165,7 @@ impl Child {
     /// Whether something of it has not ended. To be asked after `reap`.
     pub fn is_alive(&self) -> bool {
         // The kernel knows, also of what /proc does not show.
-        has_children() && (self.spared.is_empty() || !self.all().is_empty())
+        has_children() && (!self.had_children || !self.all().is_empty())
     }
 
     /// A signal that came to us.
@@ -227,6 +234,9 @@ impl Child {
 
     /// Whoever ends before it is found leaves its children to us, and those are found at once.
     fn kill_children(&mut self) {
+        if ourselves().is_none() {
+            return;
+        }
         for _ in 0..CHILDREN_ROUNDS {
             self.reap();
             // Not in every kernel; it is the main thread that orphans are given to.
@@ -250,32 +260,70 @@ impl Child {
         let mut all = self.all();
         all.retain(|process| !but.contains(&process.id));
         let sent = all.into_iter().map(|process| {
-            let refused = send(&process.id, signal) == Err(Errno::PERM);
+            let refused = self.send(&process, signal) == Err(Errno::PERM);
             // A process that is stopped cannot end; SIGKILL needs no help.
             if asks_to_end(signal.as_raw()) && process.state == State::Stopped {
-                let _ = send(&process.id, Signal::CONT);
+                let _ = self.send(&process, Signal::CONT);
             }
             Sent { process, refused }
         });
         sent.collect()
     }
 
-    /// The command and all that it has started, as /proc shows it.
+    fn send(&self, process: &Process, signal: Signal) -> Result<(), Errno> {
+        if !process.is_seen() && self.has_group() {
+            return kill_process_group(self.pid, signal);
+        }
+        if process.id.pid == self.pid.as_raw_pid() && self.status.is_none() {
+            // Our child, which is not reaped yet: its id is not another's, whatever /proc says.
+            return kill_process(self.pid, signal);
+        }
+        send(&process.id, signal)
+    }
+
+    /// The command and all that it has started, as /proc shows it; without it, the command alone,
+    /// which stands for its group too.
     fn all(&self) -> Vec<Process> {
-        descendants(processes(), getpid().as_raw(), &self.spared)
+        match processes() {
+            Some(all) => descendants(all, getpid().as_raw(), &self.spared),
+            None if self.status.is_none() || self.has_group() => {
+                vec![Process::unseen(self.pid.as_raw_pid())]
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Whether the command has a group of its own, in which a child of ours is left. While there is
+    /// one, the number of the group is not another's.
+    fn has_group(&self) -> bool {
+        !self.has_terminal && has_children_in(WaitId::Pgid(Some(self.pid)))
     }
 }
 
 fn has_children() -> bool {
-    let nothing_but_look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    !matches!(waitid(WaitId::All, nothing_but_look), Err(Errno::CHILD))
+    has_children_in(WaitId::All)
 }
 
-/// All processes that can be seen.
-fn processes() -> Vec<Process> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+fn has_children_in(these: WaitId<'_>) -> bool {
+    let nothing_but_look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    !matches!(waitid(these, nothing_but_look), Err(Errno::CHILD))
+}
+
+/// None if /proc is not there, cannot be read, or is that of another pid namespace: there we have
+/// another number, and ours are other processes'.
+fn ourselves() -> Option<Id> {
+    let shown = Process::parse(&std::fs::read("/proc/self/stat").ok()?)?.id;
+    (shown.pid == getpid().as_raw()).then_some(shown)
+}
+
+/// All processes that can be seen. None if one cannot see.
+fn processes() -> Option<Vec<Process>> {
+    let ours = ourselves()?;
+    let entries = std::fs::read_dir("/proc").ok()?.flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(process).collect()
+    let all: Vec<Process> = pids.filter_map(process).collect();
+    // With one descriptor too few, the listing can be read but none of its files.
+    all.iter().any(|it| it.id == ours).then_some(all)
 }
 
 fn process(pid: i32) -> Option<Process> {

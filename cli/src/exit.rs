@@ -93,6 +93,7 @@ impl From<Error> for Exit {
     fn from(error: Error) -> Exit {
         match error {
             Error::Invalid(says) => Exit::saying(USAGE, says),
+            error @ Error::NoWatchdog(_) => Exit::cannot(error.to_string()),
             error => Exit::saying(UNAVAILABLE, error.to_string()),
         }
     }

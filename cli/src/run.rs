@@ -41,6 +41,9 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Of what still runs, so many are named.
 const NAMED: usize = 10;
 
+/// One that cannot be named.
+const UNSEEN: &str = "a process that /proc does not show";
+
 /// What is to be known of the signals: a failure to read them would leave the command alone.
 fn broken(error: io::Error) -> Exit {
     Exit::cannot(format!("cannot read signals: {error}"))
@@ -52,12 +55,16 @@ pub async fn run(
     mut signals: Signals,
     quiet: bool,
 ) -> Result<Exit, Exit> {
-    waiting::refuse_to_wait_for_itself(&lockkeeper, &plan.key).await?;
-    let asked = lockkeeper.acquire(plan.key.as_slice()).ttl(plan.ttl);
-    let asked = match plan.wait {
-        Wait::No => asked,
-        Wait::For(wait) => asked.wait(wait),
-        Wait::ForEver => asked.wait_forever(),
+    let asked = async {
+        let start = Instant::now();
+        waiting::refuse_to_wait_for_itself(&lockkeeper, &plan).await?;
+        let asked = lockkeeper.acquire(plan.key.as_slice()).ttl(plan.ttl);
+        let asked = match plan.wait {
+            Wait::No => asked,
+            Wait::For(wait) => asked.wait(wait.saturating_sub(start.elapsed())),
+            Wait::ForEver => asked.wait_forever(),
+        };
+        Ok::<Acquired, Exit>(asked.await?)
     };
     let may_say = !quiet && !matches!(plan.wait, Wait::No) && io::stderr().is_terminal();
     let asked = tokio::select! {
@@ -207,14 +214,14 @@ async fn watch(
     let mut lost = pin!(held.lost());
     while child.status().is_none() && !child.is_out_of_reach() {
         let quiet = held.remaining().saturating_sub(warning).min(LONGEST_SLEEP);
+        if quiet.is_zero() {
+            // Before any signal is passed on: a SIGCONT would let go on what stands still.
+            return Ok(Some(held.loss().unwrap_or(Lost::Expired)));
+        }
         tokio::select! {
             event = signals.next() => heed(event.map_err(broken)?, held, child)?,
             lost = &mut lost => return Ok(Some(lost)),
-            () = sleep(quiet) => {
-                if held.remaining() <= warning {
-                    return Ok(Some(Lost::Expired));
-                }
-            }
+            () = sleep(quiet) => {}
         }
     }
     Ok(None)
@@ -252,6 +259,10 @@ async fn end(
     reserve: Duration,
 ) -> Result<Option<Vec<Process>>, Exit> {
     let start = Instant::now();
+    // SIGTERM lets go on what is stopped, for which there is no time left.
+    if held.loss() == Some(Lost::Expired) {
+        return kill(held, child, signals).await;
+    }
     child.terminate();
     // To find all and stop all before they are killed takes some such looks.
     let reserve = reserve.min(KILLING.max(4 * start.elapsed()));
@@ -363,7 +374,7 @@ fn still_running(key: &[u8], left: &[Process], lost: Option<Lost>, remaining: Du
     };
     let mut named: Vec<String> = left.iter().take(NAMED).map(named).collect();
     if left.is_empty() {
-        named.push("a process that /proc does not show".to_owned());
+        named.push(UNSEEN.to_owned());
     }
     if left.len() > NAMED {
         named.push(format!("{} more", left.len() - NAMED));
@@ -373,6 +384,9 @@ fn still_running(key: &[u8], left: &[Process], lost: Option<Lost>, remaining: Du
 }
 
 fn named(process: &Process) -> String {
+    if !process.is_seen() {
+        return UNSEEN.to_owned();
+    }
     let user = user_of(process).map_or(String::new(), |user| format!(" of user {user}"));
     let Process { id, name, .. } = process;
     format!("process {} ({}){user}", id.pid, name.escape_debug())

@@ -10,7 +10,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use tokio::io::unix::AsyncFd;
 
-/// How the kernel marks a signal that it sent by itself, as it does for a terminal.
+/// How the kernel marks a signal that it sent by itself, for a terminal among others.
 const SI_KERNEL: i32 = 0x80;
 
 /// A bit for each signal, 1 to 64, that was ignored when this process was started.
@@ -58,6 +58,15 @@ pub fn is_stop(signal: i32) -> bool {
     matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
 }
 
+/// Whether a terminal sends this signal. The kernel sends others too, as when a timer ends.
+fn is_of_terminals(signal: i32) -> bool {
+    is_job_control(signal)
+        || matches!(
+            signal,
+            libc::SIGHUP | libc::SIGINT | libc::SIGQUIT | libc::SIGWINCH
+        )
+}
+
 /// Whether a signal ends who does not handle it.
 fn ends(signal: i32) -> bool {
     !is_job_control(signal) && !matches!(signal, libc::SIGURG | libc::SIGWINCH)
@@ -80,7 +89,7 @@ pub enum Event {
     Signal {
         /// As the system counts them, real-time signals included.
         signal: i32,
-        /// The kernel sent it, as it does to everybody in the foreground of a terminal.
+        /// The kernel sent it to everybody in the foreground of a terminal.
         from_terminal: bool,
     },
 }
@@ -123,7 +132,7 @@ impl Signals {
             }
             // What is ignored and blocked is delivered here all the same.
             if !was_ignored(signal) {
-                let from_terminal = info.ssi_code == SI_KERNEL;
+                let from_terminal = info.ssi_code == SI_KERNEL && is_of_terminals(signal);
                 return Ok(Event::Signal {
                     signal,
                     from_terminal,

@@ -30,6 +30,21 @@ pub enum State {
 }
 
 impl Process {
+    /// One that /proc does not show. Whether it is stopped is not known, so it may be.
+    pub fn unseen(pid: i32) -> Process {
+        Process {
+            id: Id { pid, started: 0 },
+            parent: 0,
+            state: State::Stopped,
+            name: String::new(),
+        }
+    }
+
+    /// Whatever descends from us and is shown has a parent.
+    pub fn is_seen(&self) -> bool {
+        self.parent != 0
+    }
+
     /// None if the text is not of the kernel's form.
     pub fn parse(stat: &[u8]) -> Option<Process> {
         // The name, in brackets, may contain brackets, blanks and line ends itself.

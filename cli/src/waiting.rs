@@ -9,7 +9,7 @@ use std::time::Duration;
 use lockkeeper::{Info, Lockkeeper, printable};
 use tokio::time::{sleep, timeout};
 
-use crate::args::Run;
+use crate::args::{Run, Wait};
 use crate::exit::{Exit, USAGE};
 use crate::show::rounded;
 
@@ -39,12 +39,17 @@ pub fn owners(owner: &str) -> OsString {
 /// Who runs under a lock and asks for the same lock waits until its own end. Told by the owner, so
 /// that neither another server nor another database with a key of the same name is meant, nor a lock
 /// that the run around this one has lost.
-pub async fn refuse_to_wait_for_itself(lockkeeper: &Lockkeeper, key: &[u8]) -> Result<(), Exit> {
+pub async fn refuse_to_wait_for_itself(lockkeeper: &Lockkeeper, plan: &Run) -> Result<(), Exit> {
     let owners = [OWNERS, OWNER].map(|name| std::env::var_os(name).unwrap_or_default());
     if owners.iter().all(|it| it.is_empty()) {
         return Ok(());
     }
-    let info = timeout(COURTESY, lockkeeper.info(key)).await;
+    let key = plan.key.as_slice();
+    let within = match plan.wait {
+        Wait::For(wait) => wait.min(COURTESY),
+        Wait::No | Wait::ForEver => COURTESY,
+    };
+    let info = timeout(within, lockkeeper.info(key)).await;
     let Some(owner) = info.ok().and_then(|info| info.ok()??.owner) else {
         return Ok(());
     };

@@ -101,6 +101,46 @@ fn an_empty_url_and_a_password_in_it_are_told_and_not_shown() {
 }
 
 #[test]
+fn a_password_that_is_not_utf_8_is_told() {
+    use std::os::unix::ffi::OsStrExt;
+    let password = std::ffi::OsStr::from_bytes(b"caf\xe9");
+    let mut info = at("redis://127.0.0.1:1/");
+    let done = end_of(info.env("REDISCLI_AUTH", password).args(["info", "job"]));
+    assert_eq!(done.code, 64, "{done:?}");
+    assert_eq!(done.stderr, "lockkeeper: REDISCLI_AUTH is not UTF-8\n");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), b"caf\xe9\n").unwrap();
+    let mut info = at("redis://127.0.0.1:1/");
+    info.args(["info", "--password-file"]);
+    let done = end_of(info.arg(file.path()).arg("job"));
+    assert_eq!(done.code, 64, "{done:?}");
+    let says = "the first line is not UTF-8\n";
+    assert!(done.stderr.ends_with(says), "{done:?}");
+}
+
+#[test]
+fn a_thread_that_cannot_be_started_is_told() {
+    // SAFETY: it touches no memory.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: needs root, whose processes are not counted, to become a user");
+        return;
+    }
+    // Who is not root may not come to where it was built.
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let copy = dir.path().join("lockkeeper");
+    std::fs::copy(command_line(), &copy).unwrap();
+    let chmod = Command::new("chmod").arg("755").arg(dir.path()).status();
+    assert!(chmod.unwrap().success());
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65533", "--regid=65533", "--clear-groups"]);
+    command.args(["bash", "-c", "ulimit -u 1; exec \"$0\" run job -- true"]);
+    let done = end_of(command.arg(&copy).env("REDIS_URL", "redis://127.0.0.1:1/"));
+    assert_eq!(done.code, 126, "{done:?}");
+    let says = "lockkeeper: the watchdog cannot be started: ";
+    assert!(done.stderr.starts_with(says), "{done:?}");
+}
+
+#[test]
 fn the_code_of_info_tells_held_free_and_waited_for() {
     let server = Server::start();
     let mut redis = server.connect();

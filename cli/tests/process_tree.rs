@@ -334,6 +334,96 @@ fn whom_we_may_not_signal_is_named_and_the_lock_is_not_released() {
     }
 }
 
+/// Starts `run` after these words, which hide /proc from it. The words find the rest in `$0` and `$@`.
+fn without_proc(server: &Server, words: &[&str], run: &[&str]) -> Running {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).arg(command_line()).arg("run");
+    command.args(run);
+    Running::start(without_terminal(server, command))
+}
+
+const NO_PROC: [&str; 5] = [
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    "umount -l /proc; exec \"$0\" \"$@\"",
+];
+
+/// That of the namespace outside, where our numbers are other processes'.
+const PROC_OF_OTHERS: [&str; 4] = ["unshare", "--pid", "--fork", "--kill-child"];
+
+#[test]
+fn without_proc_the_command_and_its_group_end() {
+    // SAFETY: it touches no memory.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: needs root, to take /proc away");
+        return;
+    }
+    let server = Server::start();
+    let script = "sleep 600 & echo ready; sleep 600";
+    for (name, words) in [("none", &NO_PROC[..]), ("others", &PROC_OF_OTHERS)] {
+        let key = key(&format!("{name}-lost"));
+        let run = ["--ttl", "900ms", &key, "--", "sh", "-c", script];
+        let mut running = without_proc(&server, words, &run);
+        assert_eq!(running.line(), "ready", "{name}");
+        assert_eq!(ask!(server.connect(), "DEL", &key), YES, "{name}");
+        let ended = running.end();
+        assert_nothing_left(&key);
+        assert_eq!(ended.code(), 76, "{name}: {ended:?}");
+    }
+    let key = key("none-told");
+    let run = ["--grace", "300ms", &key, "--", "sh", "-c", script];
+    let mut running = without_proc(&server, &NO_PROC, &run);
+    assert_eq!(running.line(), "ready");
+    running.signal(libc::SIGTERM);
+    let ended = running.end();
+    assert_nothing_left(&key);
+    assert_eq!(ended.code(), -libc::SIGTERM, "{ended:?}");
+    assert!(!held(&server, &key), "released");
+}
+
+#[test]
+fn without_proc_what_cannot_be_seen_is_told() {
+    // SAFETY: it touches no memory.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: needs root, to take /proc away");
+        return;
+    }
+    let server = Server::start();
+    let key = key("unseen");
+    let script = "setsid sh -c 'echo ready; exec sleep 600' & wait";
+    let run = ["--ttl", "900ms", "--grace", "100ms", &key, "--", "sh", "-c"];
+    let mut running = without_proc(&server, &NO_PROC, &[&run[..], &[script]].concat());
+    assert_eq!(running.line(), "ready");
+    assert_eq!(ask!(server.connect(), "DEL", &key), YES);
+    let ended = running.end();
+    let left = processes_of(&key).len();
+    kill_all(&key);
+    assert_eq!((ended.code(), left), (77, 1), "{ended:?}");
+    let says = "still running: a process that /proc does not show\n";
+    assert!(ended.stderr.ends_with(says), "{ended:?}");
+}
+
+/// To read /proc takes some.
+#[test]
+fn without_descriptors_the_command_and_its_group_end() {
+    let server = Server::start();
+    let key = key("descriptors");
+    let script = "sleep 600 & echo ready; sleep 600";
+    let mut running = Running::start(run(&server, &key, &["sh", "-c", script]));
+    assert_eq!(running.line(), "ready");
+    let pid = running.pid().to_string();
+    let mut limit = Command::new("prlimit");
+    limit.args(["--pid", &pid, "--nofile=4:4"]);
+    assert!(limit.status().unwrap().success());
+    running.signal(libc::SIGTERM);
+    let ended = running.end();
+    assert_nothing_left(&key);
+    assert_eq!(ended.code(), -libc::SIGTERM, "{ended:?}");
+    assert!(!held(&server, &key), "released");
+}
+
 #[test]
 fn a_command_that_ends_by_a_real_time_signal_has_ended() {
     let server = Server::start();

@@ -307,6 +307,80 @@ fn at_a_terminal_ctrl_z_stops_run_with_the_command() {
     assert!(!held(&server, &key), "released");
 }
 
+/// The kernel sends it, but not for the terminal, and to `run` alone.
+#[test]
+fn at_a_terminal_an_alarm_of_the_caller_reaches_the_command() {
+    let server = Server::start();
+    let script = "perl -e 'alarm 1; exec @ARGV' $RUN job -- sleep 10; exit $?";
+    let ended = at_terminal(&server, script).end();
+    assert_eq!(ended.code(), 128 + libc::SIGALRM, "{ended:?}");
+    assert!(!held(&server, "job"), "released");
+}
+
+/// Somebody else may have the lock by then.
+#[test]
+fn what_ctrl_z_has_stopped_does_not_go_on_when_the_lease_is_over() {
+    let server = Server::start();
+    let key = key("over");
+    let command = server.dir().join("command");
+    let perl = "$| = 1; $SIG{TERM} = $SIG{CONT} = sub { print \"late\\n\" }; \
+                print getppid, \"\\n\"; sleep 1 while 1;";
+    std::fs::write(&command, perl).unwrap();
+    let script = server.dir().join("script");
+    let job = format!(
+        "set -m; $RUN --ttl 900ms {key} -- perl {}; echo \"stopped $?\"; read x; exit 0",
+        command.display()
+    );
+    std::fs::write(&script, job).unwrap();
+    let mut running = at_terminal(&server, &format!("exec bash {}", script.display()));
+    let pid = running.read_pid();
+    running.write(b"\x1a");
+    while !running.line().contains("stopped 14") {}
+    eventually("the lock has ended", || !held(&server, &key));
+    // `fg` would let the command go on by itself.
+    // SAFETY: a process of this test that its shell has not waited for yet.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);
+    eventually("run has ended", || !is_alive(pid));
+    assert_nothing_left(&key);
+    running.write(b"go\n");
+    let ended = running.end();
+    assert!(!ended.stdout.contains("late"), "{ended:?}");
+    assert!(ended.stdout.contains("is lost"), "{ended:?}");
+}
+
+/// It asks the server whether it would wait for itself.
+#[test]
+fn a_nested_run_ends_in_time_whatever_the_server_does() {
+    let server = Server::start();
+    let pause = |signal| {
+        // SAFETY: the server of this test, which runs until the test drops it.
+        assert_eq!(unsafe { libc::kill(server.pid() as i32, signal) }, 0);
+    };
+    pause(libc::SIGSTOP);
+    let nested = |words: &str| {
+        let mut command = run(&server, words, &["true"]);
+        command.env("LOCKKEEPER_OWNER", "somebody");
+        (Instant::now(), Running::start(command))
+    };
+    let (start, waiting) = nested("-w 200ms job");
+    let ended = waiting.end();
+    let waited = start.elapsed();
+    let (start, told) = nested("-w 600s job");
+    let status = format!("/proc/{}/status", told.pid());
+    eventually("it takes signals", || {
+        std::fs::read_to_string(&status).is_ok_and(|it| it.contains("SigBlk:\tfffffff"))
+    });
+    told.signal(libc::SIGTERM);
+    let killed = told.end();
+    let took = start.elapsed();
+    pause(libc::SIGCONT);
+    assert!([69, 75].contains(&ended.code()), "{ended:?}");
+    assert_eq!(killed.code(), -libc::SIGTERM, "{killed:?}");
+    // Without a bound both take two seconds more.
+    assert!(waited < ms(2000), "{waited:?}");
+    assert!(took < ms(2000), "{took:?}");
+}
+
 #[test]
 fn when_the_terminal_goes_away_the_job_ends() {
     let server = Server::start();

@@ -115,7 +115,8 @@ impl Builder {
     /// Starts the watchdog. Connects to nothing: the first question does.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the URL, a certificate or the label cannot be used.
+    /// [`Error::Invalid`] if the URL, a certificate or the label cannot be used,
+    /// [`Error::NoWatchdog`] if the system has no thread left.
     pub fn open(self) -> Result<Lockkeeper, Error> {
         let label = self.label.unwrap_or_else(default_label);
         check_label(&label)?;

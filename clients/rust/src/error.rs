@@ -20,6 +20,9 @@ pub enum Error {
     /// is its parent's. Open one of its own.
     #[error("this process is a fork of the one that opened the lockkeeper")]
     Forked,
+    /// The system has no thread, memory or descriptor left for the watchdog; nothing was sent.
+    #[error("the watchdog cannot be started: {0}")]
+    NoWatchdog(String),
 }
 
 impl Error {
@@ -44,7 +47,7 @@ impl Error {
         match self {
             Error::Unreachable(_) => true,
             Error::Refused(line) => PASSING.iter().any(|code| line.starts_with(code)),
-            Error::Invalid(_) | Error::Forked => false,
+            Error::Invalid(_) | Error::Forked | Error::NoWatchdog(_) => false,
         }
     }
 }

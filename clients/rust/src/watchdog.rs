@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
+use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, error, warn};
@@ -89,22 +90,32 @@ pub(crate) fn start(network: Network) -> Result<mpsc::UnboundedSender<Message>, 
         closing: Vec::new(),
         closed: watch::Sender::new(false),
     };
-    std::thread::Builder::new()
+    let (hand_over, handed_over) = std::sync::mpsc::channel();
+    let thread = std::thread::Builder::new()
         .name("lockkeeper".to_owned())
         .spawn(move || {
+            let Ok((runtime, watchdog)): Result<(Runtime, Watchdog), _> = handed_over.recv() else {
+                return;
+            };
             let closing = runtime.block_on(watchdog.run());
             // Takes the connections along.
             drop(runtime);
             for (_, reply) in closing {
                 let _ = reply.send(Ok(true));
             }
-        })
-        .map_err(no_watchdog)?;
+        });
+    if let Err(error) = thread {
+        // Dropped where the caller runs, within another runtime, it would panic.
+        runtime.shutdown_background();
+        return Err(no_watchdog(error));
+    }
+    // It cannot have ended: it has nothing yet.
+    let _ = hand_over.send((runtime, watchdog));
     Ok(sender)
 }
 
 fn no_watchdog(error: std::io::Error) -> Error {
-    Error::Unreachable(format!("no watchdog can be started: {error}"))
+    Error::NoWatchdog(error.to_string())
 }
 
 struct Watchdog {

@@ -1,7 +1,7 @@
 //! What the server's URL says: read strictly, so that nothing in it is silently left aside. No error
 //! shows the URL itself, since it may hold a password.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
@@ -307,26 +307,45 @@ fn host_and_port(text: &str, default: u16) -> Result<(String, u16), Error> {
 }
 
 /// What stands behind the `?`, taken out one by one, so that what is left is what nobody heeds.
-struct Parameters(HashMap<String, String>);
+struct Parameters {
+    values: HashMap<String, String>,
+    /// The names after a password, of which they may be a part: they are not shown.
+    hidden: HashSet<String>,
+}
 
 impl Parameters {
     fn read(query: &str) -> Result<Parameters, Error> {
-        let mut read = HashMap::new();
+        let mut read = Parameters {
+            values: HashMap::new(),
+            hidden: HashSet::new(),
+        };
+        let mut after_password = false;
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let name = decode(name, "parameter")?;
             // As in a form, where a plus is a blank: so other clients read it.
             let value = decode(&value.replace('+', " "), "parameter")?;
-            if read.insert(name.clone(), value).is_some() {
-                let name = printable(name.as_bytes());
-                return Err(wrong(format_args!("has the parameter '{name}' twice")));
+            if after_password {
+                read.hidden.insert(name.clone());
+            }
+            after_password |= name.contains("pass");
+            if read.values.insert(name.clone(), value).is_some() {
+                let name = read.shown(&name);
+                return Err(wrong(format_args!("has {name} twice")));
             }
         }
-        Ok(Parameters(read))
+        Ok(read)
+    }
+
+    fn shown(&self, name: &str) -> String {
+        match self.hidden.contains(name) {
+            true => "a parameter after the password (in which '&' is written as %26)".to_owned(),
+            false => format!("the parameter '{}'", printable(name.as_bytes())),
+        }
     }
 
     fn take(&mut self, name: &str) -> Option<String> {
-        self.0.remove(name)
+        self.values.remove(name)
     }
 
     fn protocol(&mut self) -> Result<ProtocolVersion, Error> {
@@ -338,11 +357,11 @@ impl Parameters {
     }
 
     fn all_are_taken(&self, heeded: &str) -> Result<(), Error> {
-        match self.0.keys().min() {
+        match self.values.keys().min() {
             None => Ok(()),
             Some(name) => Err(wrong(format_args!(
-                "has the parameter '{}', which is not known; known are {heeded}",
-                printable(name.as_bytes())
+                "has {}, which is not known; known are {heeded}",
+                self.shown(name)
             ))),
         }
     }
