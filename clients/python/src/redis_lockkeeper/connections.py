@@ -6,6 +6,7 @@ we ask travels on connections that are made from its settings, but with our limi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -88,7 +89,7 @@ class Node:
         find: Optional[Callable[[], dict[str, Any]]] = None,
     ) -> None:
         self.settings, self.asynchronous = settings, asynchronous
-        self._find = find
+        self._find, self.is_found = find, find is not None
         self._idle: deque[tuple[Any, int]] = deque()
         #: Whether it ever answered: one that never did is most likely a wrong address.
         self.reached = False
@@ -205,6 +206,8 @@ class ClusterPlace(Place):
         self._moved: dict[int, Node] = {}
         self._asked: dict[Key, Node] = {}
         self._refreshing = threading.Lock()
+        #: The event loop that the client lives in.
+        self.loop: Any = None
 
     def _slot(self, key: Key) -> int:
         slot: int = self._key_slot(key.encode() if isinstance(key, str) else bytes(key))
@@ -218,14 +221,13 @@ class ClusterPlace(Place):
         slot, client = self._slot(key), self._client()
         if slot in self._moved or client is None:
             return self._moved.get(slot) or next(iter(self._nodes.values())), False
-        found = client.nodes_manager.get_node_from_slot(slot)
+        try:
+            found = client.nodes_manager.get_node_from_slot(slot)
+        except Exception as error:
+            raise UnreachableError(f"no node is known for the slot {slot}: {error}") from error
         if self._asynchronous:
             return self._node_at(found.connection_class, found.connection_kwargs), False
-        pool = found.redis_connection if hasattr(found, "redis_connection") else found.valkey_connection
-        if pool is None:
-            get = "get_redis_connection" if hasattr(client, "get_redis_connection") else "get_valkey_connection"
-            pool = getattr(client, get)(found)
-        pool = pool.connection_pool
+        pool = getattr(client, f"get_{self._library}_connection")(found).connection_pool
         return self._node_at(pool.connection_class, pool.connection_kwargs), False
 
     def _node_at(self, kind: type, kwargs: dict[str, Any]) -> Node:
@@ -253,14 +255,16 @@ class ClusterPlace(Place):
             self.refresh()
 
     def refresh(self) -> None:
-        """Learns the map anew, in a thread of its own: the client takes its time."""
+        """Learns the map anew, in a thread of its own, or in the client's loop: the client takes its time."""
         client = self._client()
-        if client is None or self._asynchronous or not self._refreshing.acquire(blocking=False):
+        if client is None or not self._refreshing.acquire(blocking=False):
             return
 
         def learn() -> None:
             try:
-                client.nodes_manager.initialize()
+                learnt = client.nodes_manager.initialize()
+                if self._asynchronous:
+                    asyncio.run_coroutine_threadsafe(learnt, self.loop).result(LIMIT)
             except Exception as error:
                 logger.debug("the map of the cluster cannot be had: %s", error)
             finally:

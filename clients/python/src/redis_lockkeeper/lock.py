@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Hashable
-from contextlib import suppress
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
 
@@ -68,6 +68,11 @@ class Tenure:
     def lost(self) -> Optional[Lost]:
         """The clock is believed before the watchdog, which may not have run for a while."""
         return self.entry.lease.lost or (None if self.remaining() else Lost.EXPIRED)
+
+    def left(self) -> int:
+        """What remains by the server's clock at least, in microseconds."""
+        lease = self.entry.lease
+        return lease.ends_at + lease.terms.margin - now()
 
     def outcome(self, answer: Answer, again: bool) -> Optional[Lost]:
         """How a release ended that was answered so; `again` if it may have been carried out before."""
@@ -242,6 +247,24 @@ class Base:
             raise NotHeldError(f"Cannot {what} an unlocked lock", self.name)
         if self.timeout is None:
             raise NotHeldError(f"Cannot {what} a lock with no timeout", self.name)
+
+    def _renewal(self, tenure: Tenure, ttl: int) -> Future[None]:
+        if tenure.entry.pid != os.getpid():
+            raise ForkedError("the lock is that of the process from which this one was forked", self.name)
+        return tenure.entry.renew(ttl)
+
+    def _judge_another(self, reply: Any) -> bool:
+        """What was answered for a token that was acquired elsewhere."""
+        answer = replies.read_answer(reply)
+        if answer is not Answer.YES:
+            raise LockLostError(Lost.TAKEN if answer is Answer.TAKEN else Lost.GONE, self.name)
+        return True
+
+    def _is_owner(self, info: Optional[Info]) -> bool:
+        token = self.local.token
+        if token is None or info is None or info.owner is None:
+            return False
+        return info.owner in (token, token.partition(b":")[2])
 
     @property
     def fence(self) -> Optional[int]:
@@ -428,12 +451,10 @@ class Lock(Base):
         self._extendable("extend")
         tenure = self.local.tenure
         if tenure is None:
-            left = 0 if replace_ttl else round(((self.info() or _NOBODY).ttl or 0) * SECOND)
+            left = 0 if replace_ttl else round(((self.info() or NOBODY).ttl or 0) * SECOND)
             ttl = self._extension(additional_time, replace_ttl, left)
             return self._as_another(replies.renew(self.name, self.local.token or b"", ttl))
-        margin = self._terms().margin
-        left = tenure.entry.lease.ends_at + margin - now()
-        return self._renew(tenure, self._extension(additional_time, replace_ttl, left))
+        return self._renew(tenure, self._extension(additional_time, replace_ttl, tenure.left()))
 
     def reacquire(self) -> bool:
         """Makes the lock last for its timeout from now.
@@ -447,36 +468,30 @@ class Lock(Base):
         return self._renew(tenure, self._terms().ttl)
 
     def _renew(self, tenure: Tenure, ttl: int) -> bool:
-        if tenure.entry.pid != os.getpid():
-            raise ForkedError("the lock is that of the process from which this one was forked", self.name)
-        tenure.entry.renew(ttl).result()
+        self._renewal(tenure, ttl).result()
         return True
 
     def _as_another(self, command: Command) -> bool:
         """For a token that was acquired elsewhere."""
-        answer = replies.read_answer(self._ask(command))
-        if answer is not Answer.YES:
-            raise LockLostError(Lost.TAKEN if answer is Answer.TAKEN else Lost.GONE, self.name)
-        return True
+        return self._judge_another(self._ask_server(command))
 
-    def _ask(self, command: Command) -> Any:
+    def _ask_server(self, command: Command) -> Any:
         return ask(self._place, self.name, Ask(command, now() + LONGEST_ATTEMPT))[0]
 
     def info(self) -> Optional[Info]:
         """Who holds the lock and who waits for it, whoever that is; None if nobody does either."""
-        return replies.read_info(self._ask(replies.info(self.name)))
+        return replies.read_info(self._ask_server(replies.info(self.name)))
 
     def locked(self) -> bool:
         """Whether anybody holds it."""
-        return (self.info() or _NOBODY).owner is not None
+        return (self.info() or NOBODY).owner is not None
 
     def owned(self) -> bool:
         """Whether the server says that this lock object holds it. See `check` for what asks nobody."""
-        info, token = self.info() or _NOBODY, self.local.token
-        return token is not None and info.owner is not None and info.owner in (token, token.partition(b":")[2])
+        return self._is_owner(self.info())
 
 
-_NOBODY = Info(None, None, None, None, 0, [])
+NOBODY = Info(None, None, None, None, 0, [])
 
 
 def is_lock_error(error: Exception) -> bool:
@@ -516,7 +531,7 @@ def _perform(request: Request, step: Step) -> Any:
     return None
 
 
-class _OutOfTime(Exception):
+class OutOfTime(Exception):
     """Nobody answered: what was asked is under way."""
 
 
@@ -524,7 +539,7 @@ def _receive(connection: Any, until: int) -> Any:
     """The next reply, errors included."""
     while not connection.can_read(min(TICK, max(0, until - now()) / SECOND)):
         if now() >= until:
-            raise _OutOfTime
+            raise OutOfTime
     try:
         return read(connection)
     except REPLIED as error:
@@ -562,7 +577,7 @@ def ask(place: Place, key: Key, step: Ask) -> tuple[Any, bool]:
                 connection.disconnect()
             else:
                 watchdog_of(node).drain(end(connection, step.undo))
-        if isinstance(error, _OutOfTime):
+        if isinstance(error, OutOfTime):
             raise failed(place, key, node, out_of_time(node, released=step.undo is not None)) from None
         raise
     node.give(connection)
@@ -586,6 +601,17 @@ def judged(place: Place, key: Key, node: Any, step: Union[Ask, Wait], answers: l
     if replicas and reply is not None and not (isinstance(answers[-1], int) and answers[-1] >= replicas):
         raise RefusedError(f"NOREPLICAS {answers[-1]} acknowledged, {replicas} are needed")
     return reply
+
+
+def probe_of(step: Wait, at: int) -> Ask:
+    """The question whether who is to wake us up is still there."""
+    limit = at + min(step.interval, LONGEST_ATTEMPT)
+    return Ask(step.probe, limit if step.until is None else min(limit, step.until))
+
+
+def check_route(place: Place, key: Key, node: Any) -> None:
+    if place.route(key)[0] is not node:
+        raise UnreachableError(f"{node} does not answer for the key any more")
 
 
 def out_of_time(node: Any, *, released: bool) -> UnreachableError:
@@ -619,13 +645,11 @@ def _wait(place: Place, key: Key, step: Wait) -> Any:
                 break
             at = now()
             if step.until is not None and at >= step.until:
-                raise _OutOfTime
+                raise OutOfTime
             if at >= probe_at:
-                limit = at + min(step.interval, LONGEST_ATTEMPT)
                 try:
-                    ask(place, key, Ask(step.probe, limit if step.until is None else min(limit, step.until)))
-                    if place.route(key)[0] is not node:
-                        raise UnreachableError(f"{node} does not answer for the key any more")
+                    ask(place, key, probe_of(step, at))
+                    check_route(place, key, node)
                 except (RefusedError, UnreachableError):
                     # Unless it has answered meanwhile. The same owner, asking again, keeps its place.
                     if not connection.can_read(0):
@@ -640,7 +664,7 @@ def _wait(place: Place, key: Key, step: Wait) -> Any:
     except BaseException as error:
         if connection is not None:
             watchdog_of(node).drain(end(connection, step.undo))
-        if isinstance(error, _OutOfTime):
+        if isinstance(error, OutOfTime):
             raise failed(place, key, node, out_of_time(node, released=True)) from None
         raise
     node.give(connection)

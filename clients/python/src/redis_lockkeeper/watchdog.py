@@ -99,6 +99,8 @@ class Entry:
     def renew(self, ttl: Optional[int] = None) -> Future[None]:
         """Renews now, for another ttl if one is given."""
         future: Future[None] = Future()
+        # From now on nobody can cancel it.
+        future.set_running_or_notify_cancel()
         at = now()
         with _mutex:
             if self.lease.lost is not None or self.lease.given_up:
@@ -316,7 +318,10 @@ class Watchdog:
         self, entry: Entry, at: int, batches: dict[tuple[int, int], Batch], lost: list[tuple[Entry, Lost]]
     ) -> None:
         entry.at = None
-        node, asking = entry.place.route(entry.key)
+        try:
+            node, asking = entry.place.route(entry.key)
+        except UnreachableError:
+            node, asking = self._node, False
         entry.asking = entry.asking or asking
         if node is not self._node:
             self._entries.discard(entry)
