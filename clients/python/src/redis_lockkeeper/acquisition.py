@@ -86,7 +86,7 @@ class Request(NamedTuple):
 def micros(seconds: Any, name: str) -> int:
     """Rounded: 1.001 * 1000 is less than 1001."""
     try:
-        return round(seconds * 1000) * MILLISECOND
+        return int(seconds * 1000 + 0.5) * MILLISECOND
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidError(f"{name} must be a number of seconds, got {seconds!r}") from error
 

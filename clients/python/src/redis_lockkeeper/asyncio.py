@@ -22,10 +22,10 @@ from types import TracebackType
 from typing import Any, Callable, Optional, TypeVar, Union
 
 from . import acquisition, lock, replies, watchdog
-from .acquisition import Ask, BackOff, Grant, Request, Step, Wait
+from .acquisition import Ask, Grant, Request, Step, Wait
 from .clock import now
 from .connections import KEEP, ClusterPlace, Node, Place
-from .errors import BROKEN, REPLIED, BusyError, LockLostError, RefusedError, UnreachableError
+from .errors import BROKEN, REPLIED, BusyError, InvalidError, RefusedError, UnreachableError
 from .lease import LONGEST_ATTEMPT, SECOND, Answer, Lost
 from .lock import NOBODY, Base, OutOfTime, Tenure, commands_of, failed, is_lock_error, judged, out_of_time
 from .replies import Command, Info, Key
@@ -52,7 +52,7 @@ class Lock(Base):
 
     def _configure(self, *, cancel_on_lost: bool = False, **more: Any) -> None:
         if cancel_on_lost and sys.version_info < (3, 11):
-            raise lock.InvalidError("cancel_on_lost needs Python 3.11, whose tasks can tell who cancelled them")
+            raise InvalidError("cancel_on_lost needs Python 3.11, whose tasks can tell who cancelled them")
         self.cancel_on_lost = cancel_on_lost
         super()._configure(**more)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
+_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", -1)
 
-if _BOOTTIME is not None:
+if _BOOTTIME >= 0:
 
     def now() -> int:
         """Microseconds since boot."""

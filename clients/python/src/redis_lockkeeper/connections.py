@@ -286,7 +286,12 @@ def _master(library: str, pool: Any) -> Callable[[], dict[str, Any]]:
     own = import_module(f"{library}.sentinel").Sentinel(
         [(each["host"], each["port"]) for each in addresses],
         min_other_sentinels=manager.min_other_sentinels,
-        sentinel_kwargs={**manager.sentinel_kwargs, "socket_timeout": 1, "socket_connect_timeout": 1, "retry": retry},
+        sentinel_kwargs={
+            **manager.sentinel_kwargs,
+            "socket_timeout": 1,
+            "socket_connect_timeout": 1,
+            "retry": retry,
+        },
     )
 
     def find() -> dict[str, Any]:
@@ -334,6 +339,14 @@ def place_of(client: Any, *, asynchronous: bool) -> Place:
                 place = ClusterPlace(client, library, asynchronous=asynchronous)
             else:
                 find = _master(library, pool) if hasattr(pool, "sentinel_manager") else None
-                place = Place(_node(library, pool.connection_class, pool.connection_kwargs, asynchronous=asynchronous, find=find))
+                place = Place(
+                    _node(
+                        library,
+                        pool.connection_class,
+                        pool.connection_kwargs,
+                        asynchronous=asynchronous,
+                        find=find,
+                    )
+                )
             _places[pool] = place
         return place

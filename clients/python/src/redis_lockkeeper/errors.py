@@ -45,19 +45,24 @@ BROKEN = (
 REPLIED = tuple(module.ResponseError for module in _EXCEPTIONS)
 
 
-class InvalidError(_LockError):
+class _NamedError(_LockError):
+    def __init__(self, message: str, name: Any = None) -> None:
+        super().__init__(message, name)
+
+
+class InvalidError(_NamedError):
     """The caller asked for something that makes no sense; nothing was sent."""
 
 
-class NotHeldError(_LockError):
+class NotHeldError(_NamedError):
     """There is no lock to be released, extended or asked about."""
 
 
-class BusyError(_LockError):
+class BusyError(_NamedError):
     """Another holds the lock, and it was not to be had in the time given."""
 
 
-class ForkedError(_LockError):
+class ForkedError(_NamedError):
     """The lock is that of the process from which this one was forked."""
 
 
@@ -95,7 +100,7 @@ class RefusedError(_ResponseError):
 
 
 _PASSING = frozenset(
-    "BUSY LOADING READONLY MASTERDOWN CLUSTERDOWN TRYAGAIN UNBLOCKED NOREPLICAS QUEUEFULL MOVED ASK".split()
+    "ASK BUSY CLUSTERDOWN LOADING MASTERDOWN MOVED NOREPLICAS QUEUEFULL READONLY TRYAGAIN UNBLOCKED".split()  # noqa: SIM905
 )
 
 

@@ -294,6 +294,8 @@ class Lease:
         if now < self._due_at:
             return Sleep(min(until, self._due_at))
         ttl = _counted(self.terms.ttl) if self._extension is None else self._extension
+        # A shorter one than what remains counts at once: it may be carried out unheard.
+        self.ends_at = min(self.ends_at, self.terms._replace(ttl=ttl).ends_at(now))
         return Renew(ttl, self._attempt(now, ttl))
 
     def _let_go(self, now: int) -> Action:
@@ -349,9 +351,7 @@ class Lease:
         carried = self.terms._replace(ttl=ttl)
         self.ends_at = carried.ends_at(sent_at)
         if self.terms.renew:
-            self._due_at = max(
-                carried.renew_at(sent_at), self.terms.renew_extended_at(self.ends_at)
-            )
+            self._due_at = max(carried.renew_at(sent_at), self.terms.renew_extended_at(self.ends_at))
         else:
             self._due_at = sent_at + FURTHEST
         if self._extension is not None and self._extension != ttl:

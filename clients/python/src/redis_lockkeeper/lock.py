@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
 
 from . import acquisition, replies
-from .acquisition import Ask, BackOff, Grant, Request, Step, Wait
+from .acquisition import Ask, Grant, Request, Step, Wait
 from .clock import now
 from .connections import Place, end, place_of, read, send
 from .errors import (
@@ -21,7 +21,6 @@ from .errors import (
     REPLIED,
     BusyError,
     ForkedError,
-    InvalidError,
     LockLostError,
     NotHeldError,
     RefusedError,
@@ -374,7 +373,7 @@ class Lock(Base):
 
         Raises:
             UnreachableError: a ConnectionError, if nobody answered.
-            RefusedError: a ResponseError, if the server does not want to; a `ModuleMissingError` if it has no Lockkeeper.
+            RefusedError: a ResponseError, if the server does not want to; `ModuleMissingError` if it has no Lockkeeper.
             InvalidError: if a time or the token cannot be used; nothing was sent.
         """
         request = self._request(blocking, blocking_timeout, token)

@@ -141,7 +141,6 @@ def translated(error: BaseException, server: str) -> Union[RefusedError, Unreach
         return UnreachableError(f"{server} cannot be reached: {text or name}")
     if text.startswith("unknown command"):
         return ModuleMissingError(
-            f"{server} has no Lockkeeper ({text}): start it with --loadmodule .../liblockkeeper.so, "
-            "or MODULE LOAD it"
+            f"{server} has no Lockkeeper ({text}): start it with --loadmodule .../liblockkeeper.so, or MODULE LOAD it"
         )
     return RefusedError(f"{code} {text}" if code and not text.startswith(code) else text)

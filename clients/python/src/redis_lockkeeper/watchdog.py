@@ -501,14 +501,15 @@ class Watchdog:
             if not isinstance(acknowledged, int) or acknowledged < batch.min_replicas:
                 few = RefusedError(f"NOREPLICAS {acknowledged} acknowledged, {batch.min_replicas} are needed")
                 results = [few if result is Answer.YES else result for result in results]
-        at, told, failures = now(), [], []
+        at = now()
+        told: list[tuple[Future[None], Union[Answer, _Error]]] = []
+        failures: list[tuple[Entry, _Error]] = []
         with _mutex:
             for (entry, sent_at), result in zip(batch.items, results):
-                failed = not isinstance(result, Answer)
-                answer = Answer.FAILED if failed else result
+                answer = result if isinstance(result, Answer) else Answer.FAILED
                 if not entry.lease.answered(sent_at, answer, at):
                     continue
-                if failed:
+                if not isinstance(result, Answer):
                     entry.place.failed(entry.key, self._node, result)
                     failures.append((entry, result))
                 if answer in (Answer.YES, Answer.FAILED):
@@ -522,11 +523,11 @@ class Watchdog:
                 future.set_result(None)
             else:
                 future.set_exception(result)
-        for entry, error in failures:
+        for entry, failure in failures:
             left = (entry.lease.ends_at - at) / SECOND
-            owner = entry.owner.decode(errors="replace")
-            logger.warning("renewing or releasing %r of %s failed, %.1f s are left: %s", entry.key, owner, left, error)
-        if self._connection is not None and any(is_elsewhere(error) for _, error in failures):
+            message = "renewing or releasing %r of %s failed, %.1f s are left: %s"
+            logger.warning(message, entry.key, entry.owner.decode(errors="replace"), left, failure)
+        if self._connection is not None and any(is_elsewhere(failure) for _, failure in failures):
             # Behind the same address there may be another server by now.
             self._hang_up(UnreachableError(f"{self._node} is not the master"))
 
