@@ -26,7 +26,7 @@ from .errors import (
     RefusedError,
     UnreachableError,
 )
-from .lease import LONGEST_ATTEMPT, SECOND, Answer, Lease, Lost, Terms
+from .lease import FURTHEST, LONGEST_ATTEMPT, SECOND, Answer, Lease, Lost, Terms
 from .replies import Command, Info, Key
 from .watchdog import Entry, watchdog_of
 
@@ -229,7 +229,8 @@ class Base:
             raise ForkedError("the lock is that of the process from which this one was forked", self.name)
         if entry.lease.given_up:
             raise NotHeldError("Cannot release a lock that's not owned or is already unlocked.", self.name)
-        return entry.give_up(entry.granted_at + acquisition.micros(keep_for, "the time to keep it"))
+        keep = min(acquisition.micros(keep_for, "the time to keep it"), FURTHEST)
+        return entry.give_up(entry.granted_at + keep)
 
     def _given_up(self, tenure: Tenure, answer: Answer, again: bool = False) -> None:
         lost = tenure.outcome(answer, again)
