@@ -116,7 +116,7 @@ def test_no_sequence_of_events_breaks_a_promise(ttl, max_hold):
     """
     seen = set()
     events = ["go on", "late", "renew now", "extend", "shorten", "give up", "keep"]
-    answers = [Answer.YES, Answer.TAKEN, Answer.FAILED]
+    answers = [Answer.YES, Answer.TAKEN, Answer.FAILED, None]
     for choice in itertools.product(events, answers, events, answers, events):
         terms = Terms(ttl, max_hold and min(ttl, FURTHEST) // 2)
         lease, now, sent, told = Lease(terms, START, START), START, None, 0
@@ -149,6 +149,9 @@ def test_no_sequence_of_events_breaks_a_promise(ttl, max_hold):
                 seen.add(type(action))
                 if isinstance(action, Sleep):
                     assert action.until > now
+                    if action.until == now + 1:
+                        now += 1
+                        continue
                     now = action.until if step == "go on" and sent is None and not given_up else now
                     if now != action.until:
                         break

@@ -180,6 +180,8 @@ def acquisition(request: Request) -> Generator[Step, Any, Optional[Grant]]:
                 if isinstance(error, RefusedError):
                     # A refused command changed nothing; one that too few replicas acknowledged did.
                     in_doubt = doubted or error.line.startswith("NOREPLICAS")
+                elif not error.sent:
+                    in_doubt = doubted
                 elif error.released:
                     # The release that is under way behind the request would give the next grant away.
                     give_up_in_doubt(place, key, owner, request.terms)

@@ -397,13 +397,14 @@ async def _ask(place: Place, key: Key, step: Ask) -> tuple[Any, bool]:
     node, asking = place.route(key)
     kept, again = await _Kept.of(node), False
     connection = kept.take()
-    used = connection is not None
+    used = sent = connection is not None
     try:
         while True:
             if connection is None:
                 used, connection = False, await _dial(node, step.until)
             try:
                 commands = commands_of(step, asking)
+                sent = True
                 _send(connection, commands)
                 answers = [await _within(step.until, _read(connection)) for _ in commands]
                 break
@@ -413,7 +414,7 @@ async def _ask(place: Place, key: Key, step: Ask) -> tuple[Any, bool]:
                     raise
                 connection, again = None, True
     except BROKEN as error:
-        raise failed(place, key, node, error) from error
+        raise failed(place, key, node, error, sent=sent) from error
     except BaseException as error:
         if connection is not None:
             _give_up(node, connection, step.undo)

@@ -82,6 +82,9 @@ class UnreachableError(_ConnectionError):
     #: Whether RELEASE was sent behind the request, so that its owner is of no use any more.
     released = False
 
+    #: Whether anything was sent at all.
+    sent = True
+
     #: Whether it may be reached in a moment: a server that never was is most likely a wrong address.
     passing = True
 

@@ -555,12 +555,13 @@ def ask(place: Place, key: Key, step: Ask) -> tuple[Any, bool]:
     """
     node, asking = place.route(key)
     connection, again = node.take_idle(), False
-    used = connection is not None
+    used = sent = connection is not None
     try:
         while True:
             if connection is None:
                 used, connection = False, node.dial((step.until - now()) / SECOND)
             try:
+                sent = True
                 send(connection, *commands_of(step, asking))
                 answers = [_receive(connection, step.until) for _ in commands_of(step, asking)]
                 break
@@ -570,7 +571,7 @@ def ask(place: Place, key: Key, step: Ask) -> tuple[Any, bool]:
                     raise
                 connection, again = None, True
     except BROKEN as error:
-        raise failed(place, key, node, error) from error
+        raise failed(place, key, node, error, sent=sent) from error
     except BaseException as error:
         if connection is not None:
             if step.undo is None:
@@ -620,11 +621,13 @@ def out_of_time(node: Any, *, released: bool) -> UnreachableError:
     return error
 
 
-def failed(place: Place, key: Key, node: Any, error: BaseException) -> Union[RefusedError, UnreachableError]:
+def failed(
+    place: Place, key: Key, node: Any, error: BaseException, *, sent: bool = True
+) -> Union[RefusedError, UnreachableError]:
     """The error to be raised, after the place has heard of it."""
     ours = replies.translated(error, str(node))
     if isinstance(ours, UnreachableError):
-        ours.passing = node.reached
+        ours.passing, ours.sent = node.reached, sent
     place.failed(key, node, ours)
     return ours
 
