@@ -3,6 +3,7 @@
 The lock for threads is here, the one for asyncio in `redis_lockkeeper.asyncio`.
 """
 
+from .decorator import locked
 from .errors import (
     BusyError,
     ForkedError,
@@ -32,5 +33,6 @@ __all__ = [
     "UnreachableError",
     "Waiter",
     "close",
+    "locked",
     "settled",
 ]

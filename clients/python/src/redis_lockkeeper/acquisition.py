@@ -186,7 +186,8 @@ def acquisition(request: Request) -> Generator[Step, Any, Optional[Grant]]:
                     # The release that is under way behind the request would give the next grant away.
                     give_up_in_doubt(place, key, owner, request.terms)
                     owner, in_doubt = new_owner(), False
-                if not error.passing or (request.wait == 0 and tries == 2):
+                last = tries == 2 or (isinstance(error, RefusedError) and error.line.startswith("NOREPLICAS"))
+                if not error.passing or (request.wait == 0 and last):
                     raise
             at = now() + back_off
             yield BackOff(at if request.wait == 0 or deadline is None else min(at, deadline))

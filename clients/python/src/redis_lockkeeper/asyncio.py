@@ -25,7 +25,7 @@ from . import acquisition, lock, replies, watchdog
 from .acquisition import Ask, Grant, Request, Step, Wait
 from .clock import now
 from .connections import KEEP, ClusterPlace, Node, Place
-from .errors import BROKEN, REPLIED, BusyError, InvalidError, RefusedError, UnreachableError
+from .errors import BROKEN, REPLIED, BusyError, InvalidError, RefusedError, UnreachableError, is_elsewhere
 from .lease import LONGEST_ATTEMPT, SECOND, Answer, Lost
 from .lock import NOBODY, Base, OutOfTime, Tenure, commands_of, failed, is_lock_error, judged, out_of_time
 from .replies import Command, Info, Key
@@ -407,7 +407,10 @@ async def _ask(place: Place, key: Key, step: Ask) -> tuple[Any, bool]:
                 sent = True
                 _send(connection, commands)
                 answers = [await _within(step.until, _read(connection)) for _ in commands]
-                break
+                if not used or not any(is_elsewhere(answer) for answer in answers):
+                    break
+                drop(connection)
+                connection = None
             except BROKEN:
                 drop(connection)
                 if not used:
@@ -454,7 +457,7 @@ async def _wait(place: Place, key: Key, step: Wait) -> Any:
                 try:
                     await _ask(place, key, lock.probe_of(step, at))
                     lock.check_route(place, key, node)
-                except (RefusedError, UnreachableError):
+                except (RefusedError, UnreachableError, is_elsewhere):
                     # Unless it has answered meanwhile. The same owner, asking again, keeps its place.
                     if not reading.done():
                         drop(connection)

@@ -107,9 +107,11 @@ _PASSING = frozenset(
 )
 
 
-def is_elsewhere(error: BaseException) -> bool:
+def is_elsewhere(reply: Any) -> bool:
     """Whether a server said that it is not the master: behind its address there may be another by now."""
-    return isinstance(error, RefusedError) and error.line.startswith(("READONLY", "MASTERDOWN"))
+    if isinstance(reply, RefusedError):
+        return reply.line.startswith(("READONLY", "MASTERDOWN"))
+    return type(reply).__name__ in ("ReadOnlyError", "MasterDownError")
 
 
 class ModuleMissingError(RefusedError):

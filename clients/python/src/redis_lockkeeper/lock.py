@@ -25,6 +25,7 @@ from .errors import (
     NotHeldError,
     RefusedError,
     UnreachableError,
+    is_elsewhere,
 )
 from .lease import FURTHEST, LONGEST_ATTEMPT, SECOND, Answer, Lease, Lost, Terms
 from .replies import Command, Info, Key
@@ -142,7 +143,7 @@ class Base:
         Raises:
             InvalidError: if the client is of a kind that we do not know, or a time makes no sense.
         """
-        self._place = place_of(redis, asynchronous=self._asynchronous)
+        self._found = place_of(redis, asynchronous=self._asynchronous), os.getpid()
         self.redis = self.valkey = redis
         self.name, self.timeout, self.sleep = name, timeout, sleep
         self.blocking, self.blocking_timeout = blocking, blocking_timeout
@@ -175,6 +176,13 @@ class Base:
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a lock cannot be pickled: pass its name, {self.name!r}, and make one where it is used")
+
+    @property
+    def _place(self) -> Place:
+        """A forked child makes its own connections."""
+        if self._found[1] != os.getpid():
+            self._found = place_of(self.redis, asynchronous=self._asynchronous), os.getpid()
+        return self._found[0]
 
     def _terms(self) -> Terms:
         return acquisition.terms(self.timeout or DEFAULT_TIMEOUT, self.max_hold, self.renew)
@@ -222,11 +230,11 @@ class Base:
         return tenure
 
     def _give_up(self, tenure: Tenure, keep_for: float = 0) -> Optional[tuple[int, Command]]:
-        if self.local.tenure is tenure:
-            self.local.tenure = None
         entry = tenure.entry
         if entry.pid != os.getpid():
             raise ForkedError("the lock is that of the process from which this one was forked", self.name)
+        if self.local.tenure is tenure:
+            self.local.tenure = None
         if entry.lease.given_up:
             raise NotHeldError("Cannot release a lock that's not owned or is already unlocked.", self.name)
         keep = min(acquisition.micros(keep_for, "the time to keep it"), FURTHEST)
@@ -261,8 +269,8 @@ class Base:
         return True
 
     def _is_owner(self, info: Optional[Info]) -> bool:
-        token = self.local.token
-        if token is None or info is None or info.owner is None:
+        token, tenure = self.local.token, self.local.tenure
+        if token is None or info is None or info.owner is None or (tenure and tenure.entry.pid != os.getpid()):
             return False
         return info.owner in (token, token.partition(b":")[2])
 
@@ -564,7 +572,10 @@ def ask(place: Place, key: Key, step: Ask) -> tuple[Any, bool]:
                 sent = True
                 send(connection, *commands_of(step, asking))
                 answers = [_receive(connection, step.until) for _ in commands_of(step, asking)]
-                break
+                if not used or not any(is_elsewhere(answer) for answer in answers):
+                    break
+                connection.disconnect()
+                connection = None
             except BROKEN:
                 connection.disconnect()
                 if not used:
@@ -589,7 +600,7 @@ def commands_of(step: Union[Ask, Wait], asking: bool) -> list[Command]:
     commands: list[Command] = [("ASKING",)] if asking else []
     commands.append(step.command)
     if isinstance(step, Ask) and step.min_replicas:
-        commands.append(replies.replicas(step.min_replicas, max(0, step.until - now())))
+        commands.append(replies.replicas(step.min_replicas, step.until - now()))
     return commands
 
 

@@ -37,8 +37,8 @@ def info(key: Key) -> Command:
 
 
 def replicas(count: int, within: int) -> Command:
-    """Asks for how many replicas have acknowledged what this connection wrote."""
-    return ("WAIT", count, _ms(within))
+    """Asks how many replicas have acknowledged what this connection wrote, in time for the answer to arrive."""
+    return ("WAIT", count, _ms(within * 4 // 5))
 
 
 def _unexpected(reply: Any) -> UnreachableError:

@@ -187,7 +187,7 @@ class Batch:
 
     def seal(self) -> None:
         if self.min_replicas:
-            self.commands.append(replies.replicas(self.min_replicas, max(0, self.give_up_at - now())))
+            self.commands.append(replies.replicas(self.min_replicas, self.give_up_at - now()))
             self.expected.append(len(self.items))
 
 
@@ -433,6 +433,9 @@ class Watchdog:
 
     def _fail(self, batches: list[Batch], error: _Error) -> None:
         for batch in batches:
+            if batch.min_replicas:
+                # What the server alone has carried out does not count.
+                batch.replies.clear()
             batch.replies += [error] * (len(batch.items) - len(batch.replies))
             self._settle(batch)
 
