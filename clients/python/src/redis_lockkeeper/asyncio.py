@@ -180,12 +180,22 @@ class Lock(Base):
         attempt = self._give_up(tenure, keep_for)
         answer, again = Answer.GONE, False
         if attempt is not None:
-            sent_at, command = attempt
+            (sent_at, command), until = attempt, now() + LONGEST_ATTEMPT
             answer = Answer.FAILED
             try:
-                reply, again = await _ask(self._place, tenure.entry.key, Ask(command, now() + LONGEST_ATTEMPT))
+                reply, again = await _ask(self._place, tenure.entry.key, Ask(command, until))
                 answer = replies.read_answer(reply)
-            finally:
+            except (RefusedError, UnreachableError):
+                # The watchdog may have more luck, in what is left of the time.
+                ended = asyncio.wrap_future(tenure.entry.answered(sent_at, answer))
+                done, _ = await asyncio.wait({ended}, timeout=max(0, until - now()) / SECOND)
+                if not done or tenure.entry.answer is answer:
+                    raise
+                answer = tenure.entry.answer
+            except BaseException:
+                tenure.entry.answered(sent_at, answer)
+                raise
+            else:
                 tenure.entry.answered(sent_at, answer)
         self._given_up(tenure, answer, again)
 
@@ -457,7 +467,7 @@ async def _wait(place: Place, key: Key, step: Wait) -> Any:
                 try:
                     await _ask(place, key, lock.probe_of(step, at))
                     lock.check_route(place, key, node)
-                except (RefusedError, UnreachableError, is_elsewhere):
+                except (RefusedError, UnreachableError):
                     # Unless it has answered meanwhile. The same owner, asking again, keeps its place.
                     if not reading.done():
                         drop(connection)

@@ -331,7 +331,8 @@ def place_of(client: Any, *, asynchronous: bool) -> Place:
         kind = "an asyncio client" if asynchronous else "a client"
         raise InvalidError(f"the lock needs {kind} of redis-py or valkey-py, got {type(client).__qualname__}")
     cluster = own.__name__.endswith("Cluster")
-    pool = client.nodes_manager if cluster else client.connection_pool
+    # The map of a cluster is its client's.
+    pool = client if cluster else client.connection_pool
     with _mutex:
         place = _places.get(pool)
         if place is None:

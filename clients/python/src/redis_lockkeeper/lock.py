@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Hashable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
 
@@ -441,12 +441,21 @@ class Lock(Base):
         attempt = self._give_up(tenure, keep_for)
         answer, again = Answer.GONE, False
         if attempt is not None:
-            sent_at, command = attempt
+            (sent_at, command), until = attempt, now() + LONGEST_ATTEMPT
             answer = Answer.FAILED
             try:
-                reply, again = ask(self._place, tenure.entry.key, Ask(command, now() + LONGEST_ATTEMPT))
+                reply, again = ask(self._place, tenure.entry.key, Ask(command, until))
                 answer = replies.read_answer(reply)
-            finally:
+            except (RefusedError, UnreachableError):
+                # The watchdog may have more luck, in what is left of the time.
+                ended = tenure.entry.answered(sent_at, answer)
+                if not wait({ended}, max(0, until - now()) / SECOND).done or tenure.entry.answer is answer:
+                    raise
+                answer = tenure.entry.answer
+            except BaseException:
+                tenure.entry.answered(sent_at, answer)
+                raise
+            else:
                 tenure.entry.answered(sent_at, answer)
         self._given_up(tenure, answer, again)
 

@@ -83,6 +83,8 @@ class Entry:
         self.asking = False
         #: Who waits for a renewal, and since when: what was sent before tells nothing new.
         self.renewing: list[tuple[int, Future[None]]] = []
+        #: What the last attempt to give it up came to.
+        self.answer = Answer.FAILED
         #: Who waits for the end.
         self.ending: list[Future[None]] = []
 
@@ -148,16 +150,23 @@ class Entry:
             future.set_result(None)
         self.ending.clear()
 
-    def answered(self, sent_at: int, answer: Answer) -> None:
-        """What the caller's attempt to give it up came to; the watchdog tries on if it failed."""
+    def answered(self, sent_at: int, answer: Answer) -> Future[None]:
+        """What the caller's attempt to give it up came to; the watchdog tries on if it failed. Returns what tells of
+        the end.
+        """
+        ended: Future[None] = Future()
+        ended.set_running_or_notify_cancel()
         with _mutex:
+            self.ending.append(ended)
             self.lease.answered(sent_at, answer, now())
+            self.answer = answer
             if answer is Answer.FAILED:
                 self.watchdog._start()
                 self.watchdog._entries.add(self)
                 self.watchdog._schedule(self, now())
             else:
                 self._end()
+        return ended
 
     def abandon(self) -> None:
         """For finalisers: gives it up some time soon."""
@@ -318,11 +327,11 @@ class Watchdog:
         self, entry: Entry, at: int, batches: dict[tuple[int, int], Batch], lost: list[tuple[Entry, Lost]]
     ) -> None:
         entry.at = None
-        try:
-            node, asking = entry.place.route(entry.key)
-        except UnreachableError:
-            node, asking = self._node, False
-        entry.asking = entry.asking or asking
+        node = self._node
+        # Who was sent here by ASK is asked here.
+        if not entry.asking:
+            with suppress(UnreachableError):
+                node, entry.asking = entry.place.route(entry.key)
         if node is not self._node:
             self._entries.discard(entry)
             entry.watchdog = watchdog_of(node)
@@ -512,6 +521,7 @@ class Watchdog:
                 answer = result if isinstance(result, Answer) else Answer.FAILED
                 if not entry.lease.answered(sent_at, answer, at):
                     continue
+                entry.answer = answer
                 if not isinstance(result, Answer):
                     entry.place.failed(entry.key, self._node, result)
                     failures.append((entry, result))
