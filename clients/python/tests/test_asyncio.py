@@ -6,9 +6,9 @@ import threading
 import time
 
 import pytest
-from conftest import AsyncClient, eventually, exceptions
 
 import redis_lockkeeper
+from conftest import AsyncClient, eventually, exceptions
 from redis_lockkeeper import BusyError, InvalidError, LockLostError, Lost, NotHeldError, UnreachableError
 from redis_lockkeeper.asyncio import Lock, close, settled
 

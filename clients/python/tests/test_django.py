@@ -9,8 +9,8 @@ import urllib.error
 import urllib.request
 
 import pytest
-from conftest import LIBRARY, AsyncClient, eventually
 
+from conftest import LIBRARY, AsyncClient, eventually
 from redis_lockkeeper import BusyError, InvalidError, Lock, LockLostError, locked
 
 PROJECT = """

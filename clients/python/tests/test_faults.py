@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
-from conftest import AsyncClient, Client, Proxy, Server, eventually, exceptions, library
 
 import redis_lockkeeper
+from conftest import AsyncClient, Client, Proxy, Server, eventually, exceptions, library
 from redis_lockkeeper import Lock, LockLostError, Lost, UnreachableError
 from redis_lockkeeper.asyncio import Lock as AsyncLock
 from redis_lockkeeper.asyncio import settled
@@ -447,7 +447,7 @@ def test_every_kind_of_client_can_lock(server, kind):
             own = {"port": server.port}
         redis = AsyncClient(**own)
         async with AsyncLock(redis, "book", timeout=0.3) as lock:
-            time.sleep(0.5)
+            time.sleep(0.5)  # noqa: ASYNC251
             lock.check()
             assert await lock.owned()
         await redis.aclose()

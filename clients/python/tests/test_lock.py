@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
-from conftest import LIBRARY, Client, eventually, exceptions
 
 import redis_lockkeeper
+from conftest import LIBRARY, Client, eventually, exceptions
 from redis_lockkeeper import (
     BusyError,
     InvalidError,
@@ -321,7 +321,7 @@ def test_a_server_without_the_module_says_how_to_load_it(tmp_path):
 
 
 def test_nobody_there_is_an_error_that_names_the_address():
-    with pytest.raises(UnreachableError, match="localhost:1 ") as raised:
+    with pytest.raises(UnreachableError, match=r"localhost:1 ") as raised:
         Lock(Client(port=1), "book").acquire()
     assert isinstance(raised.value, exceptions.ConnectionError)
 

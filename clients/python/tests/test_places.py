@@ -6,9 +6,9 @@ import subprocess
 import time
 
 import pytest
-from conftest import LIBRARY, SERVER, AsyncClient, Client, Server, eventually, free_port
 
 import redis_lockkeeper
+from conftest import LIBRARY, SERVER, AsyncClient, Client, Server, eventually, free_port
 from redis_lockkeeper import Lock
 from redis_lockkeeper.asyncio import Lock as AsyncLock
 

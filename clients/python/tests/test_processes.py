@@ -7,9 +7,9 @@ import sys
 import time
 
 import pytest
-from conftest import LIBRARY, PRELUDE, Client, begin, eventually, run
 
 import redis_lockkeeper
+from conftest import LIBRARY, PRELUDE, Client, begin, eventually, run
 from redis_lockkeeper import Lock
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from conftest import LIBRARY
 
 README = Path(__file__).resolve().parents[1] / "README.md"

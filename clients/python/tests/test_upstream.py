@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
 from conftest import LIBRARY, ROOT, Server, library
 
 VERSION = library.__version__

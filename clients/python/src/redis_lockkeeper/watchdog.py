@@ -320,8 +320,11 @@ class Watchdog:
             while True:
                 entry = self._abandoned.get_nowait()
                 entry.lease.give_up(0, at)
-                entry.watchdog._entries.add(entry)
-                entry.watchdog._schedule(entry, at)
+                with suppress(UnreachableError):
+                    # One that was lost long ago has outlived the thread.
+                    entry.watchdog._start()
+                    entry.watchdog._entries.add(entry)
+                    entry.watchdog._schedule(entry, at)
 
     def _attend(
         self, entry: Entry, at: int, batches: dict[tuple[int, int], Batch], lost: list[tuple[Entry, Lost]]
