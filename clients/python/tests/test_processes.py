@@ -265,7 +265,7 @@ def test_a_celery_worker_killed_in_the_middle_of_a_task(server, client, tmp_path
         "WARNING",
     ]
     worker = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
-    call = "import sys, jobs; task = jobs.once.delay(sys.argv[1]); print(task.get(timeout=40) if sys.argv[1] != 'long' else '')"
+    call = "import sys, jobs; task = jobs.once.delay(sys.argv[1]); sys.argv[1] == 'long' or print(task.get(timeout=40))"
 
     def ask(name):
         return subprocess.run(
