@@ -170,17 +170,14 @@ class Agent:
     async def cancel(self, message):
         self.tasks[message["of"]].cancel()
 
-    async def extend(self, message):
-        return "yes", {}, (await call(self.lock_of(message).extend, message["ms"] / 1000, replace_ttl=True))[1]
+    async def on_lock(self, message):
+        """extend, renew, release, release_after."""
+        lock, seconds = self.lock_of(message), [message["ms"] / 1000] if "ms" in message else []
+        more = {"replace_ttl": True} if message["do"] == "extend" else {}
+        name = {"renew": "reacquire"}.get(message["do"], message["do"])
+        return "yes", {}, (await call(getattr(lock, name), *seconds, **more))[1]
 
-    async def renew(self, message):
-        return "yes", {}, (await call(self.lock_of(message).reacquire))[1]
-
-    async def release(self, message):
-        return "yes", {}, (await call(self.lock_of(message).release))[1]
-
-    async def release_after(self, message):
-        return "yes", {}, (await call(self.lock_of(message).release_after, message["ms"] / 1000))[1]
+    extend = renew = release = release_after = on_lock
 
     async def leave(self, message):
         self.lock_of(message).leave()
@@ -277,7 +274,7 @@ class Agent:
     async def block(self, message):
         until = time.monotonic() + message["ms"] / 1000
         if message.get("how", "sleep") == "sleep":
-            time.sleep(message["ms"] / 1000)
+            time.sleep(message["ms"] / 1000)  # noqa: ASYNC251
         while time.monotonic() < until:
             sum(range(1000))
         locks = {str(name): [round(lock.remaining() * 1e6), lock.lost.is_set()] for name, lock in self.locks.items()}
