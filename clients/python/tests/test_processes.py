@@ -1,5 +1,6 @@
 """Locks and the ways of processes: fork, spawn, exit, kill."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -189,6 +190,40 @@ with Lock(client, "book", timeout=2) as lock:
         server.port,
     )
     assert said == "True\n"
+
+
+def test_while_the_gil_is_held_nothing_is_renewed_and_check_says_so(server, client):
+    said = run(
+        PRELUDE
+        + """
+import ctypes
+lock = Lock(client, "book", timeout=0.5)
+lock.acquire()
+ctypes.PyDLL(None).usleep(800_000)
+try:
+    lock.check()
+except redis_lockkeeper.LockLostError as error:
+    print(error.lost.value, lock.remaining(), lock.lost.is_set())
+""",
+        server.port,
+    )
+    assert said == "expired 0.0 True\n"
+
+
+def test_a_lock_in_a_cycle_is_released_when_it_is_collected(client):
+    gc.collect()
+    gc.disable()
+    try:
+        lock = Lock(client, "book", timeout=0.5)
+        lock.acquire()
+        lock.itself = lock
+        del lock
+        time.sleep(0.8)
+        assert client.get("book") is not None
+    finally:
+        gc.enable()
+    gc.collect()
+    eventually(lambda: client.get("book") is None)
 
 
 def test_a_thousand_locks_are_renewed_over_one_connection(server, client):
