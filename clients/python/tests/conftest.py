@@ -89,6 +89,7 @@ class Proxy:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.requests, self.replies, self.accepting = threading.Event(), threading.Event(), threading.Event()
+        self.stuck = set()
         self.heal()
         #: How many connections there were, what was requested on them, and how many bytes are held back.
         self.dialled, self.requested, self.held = 0, [], 0
@@ -98,6 +99,12 @@ class Proxy:
     def heal(self):
         for gate in (self.requests, self.replies, self.accepting):
             gate.set()
+        self.stuck.clear()
+
+    def hold(self):
+        """Holds back what is requested on the connections that there are now."""
+        self.requests.clear()
+        self.stuck.update(inward for inward, _ in self.pairs)
 
     def cut(self):
         for pair in self.pairs:
@@ -131,7 +138,7 @@ class Proxy:
             while data := source.recv(65536):
                 if gate is self.requests:
                     self.requested.append(data)
-                if not gate.is_set():
+                if not gate.is_set() and (not self.stuck or source in self.stuck):
                     self.held += 1
                     gate.wait()
                     self.held -= 1

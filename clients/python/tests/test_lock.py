@@ -403,8 +403,10 @@ def test_an_exception_thrown_into_a_waiting_thread_ends_the_wait(client):
     thread = threading.Thread(target=wait)
     thread.start()
     eventually(lambda: held.info().waiters == 1)
+    # So that it is in the read.
+    time.sleep(0.5)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Interrupted))
-    assert ended.wait(5)
+    assert ended.wait(3)
     eventually(lambda: held.info().waiters == 0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import selectors
 import socket
 import threading
 import weakref
@@ -29,6 +30,9 @@ LIMIT = LONGEST_ATTEMPT / SECOND
 
 #: How long a connection is kept that nobody needs: a fresh one costs a handshake, HELLO, AUTH, SELECT.
 KEEP = 10 * SECOND
+
+#: Made for one look: `epoll` would be a descriptor more.
+Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 _CLIENTS = {"Redis", "Valkey", "RedisCluster", "ValkeyCluster"}
 _KINDS = {"Connection", "SSLConnection", "UnixDomainSocketConnection"}
@@ -118,12 +122,14 @@ class Node:
         while self._idle:
             try:
                 connection, _ = self._idle.pop()
-                # Readable is one that the server ended.
-                if not connection.can_read(0):
+            except IndexError:
+                break
+            # Readable is one that the server ended.
+            with Selector() as selector:
+                selector.register(connection._sock, selectors.EVENT_READ)
+                if not selector.select(0):
                     return connection
-                connection.disconnect()
-            except (IndexError, *BROKEN):
-                continue
+            connection.disconnect()
         return None
 
     def give(self, connection: Any) -> None:

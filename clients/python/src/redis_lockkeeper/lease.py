@@ -232,6 +232,12 @@ class Lease:
         return lease
 
     @property
+    def due_at(self) -> int:
+        """Before then there is nothing to do."""
+        until = min(self._due_at, self.ends_at)
+        return until if self._hold_until is None else min(until, self._hold_until)
+
+    @property
     def given_up(self) -> bool:
         """Whether the holder has let go."""
         return self._state in (_State.GIVING_UP, _State.GIVING_UP_ONCE, _State.ENDED)

@@ -25,7 +25,7 @@ from typing import Any, Callable, Optional, Union
 
 from . import replies
 from .clock import now
-from .connections import KEEP, Node, Place, read, send
+from .connections import KEEP, Node, Place, Selector, read, send
 from .errors import BROKEN, REPLIED, LockLostError, RefusedError, UnreachableError, is_elsewhere
 from .lease import LONGEST_ATTEMPT, SECOND, Answer, End, Idle, Lease, Lose, Lost, Release, Renew, Sleep, Terms
 from .replies import Command, Key
@@ -47,7 +47,6 @@ DIALS = 3
 FAREWELL = 2.0
 
 _Error = Union[RefusedError, UnreachableError]
-_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 # One for all leases: they change hands between watchdogs when slots move. Finalisers, which may run at
 # any moment in any thread, never take it.
@@ -96,7 +95,7 @@ class Entry:
         with _mutex:
             self.watchdog._start()
             self.watchdog._entries.add(self)
-            self.watchdog._schedule(self, now())
+            self.watchdog._schedule(self, self.lease.due_at)
 
     def renew(self, ttl: Optional[int] = None) -> Future[None]:
         """Renews now, for another ttl if one is given."""
@@ -452,7 +451,7 @@ class Watchdog:
             self._settle(batch)
 
     def _listen(self, bell: socket.socket, timeout: float) -> None:
-        with _Selector() as selector:
+        with Selector() as selector:
             selector.register(bell, selectors.EVENT_READ)
             connection = self._connection
             if connection is not None:
