@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import selectors
+import select
 import socket
 import threading
 import weakref
@@ -19,7 +19,7 @@ from inspect import signature
 from typing import Any, Callable, Optional, Union
 
 from .clock import now
-from .errors import BROKEN, LIBRARIES, InvalidError, RefusedError, UnreachableError, is_elsewhere
+from .errors import LIBRARIES, InvalidError, RefusedError, UnreachableError, is_elsewhere
 from .lease import LONGEST_ATTEMPT, SECOND
 from .replies import Command, Key
 
@@ -30,9 +30,6 @@ LIMIT = LONGEST_ATTEMPT / SECOND
 
 #: How long a connection is kept that nobody needs: a fresh one costs a handshake, HELLO, AUTH, SELECT.
 KEEP = 10 * SECOND
-
-#: Made for one look: `epoll` would be a descriptor more.
-Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 _CLIENTS = {"Redis", "Valkey", "RedisCluster", "ValkeyCluster"}
 _KINDS = {"Connection", "SSLConnection", "UnixDomainSocketConnection"}
@@ -125,10 +122,8 @@ class Node:
             except IndexError:
                 break
             # Readable is one that the server ended.
-            with Selector() as selector:
-                selector.register(connection._sock, selectors.EVENT_READ)
-                if not selector.select(0):
-                    return connection
+            if not _readable(connection._sock):
+                return connection
             connection.disconnect()
         return None
 
@@ -181,6 +176,14 @@ def end(connection: Any, command: Command) -> Optional[socket.socket]:
         sock.close()
         return None
     return sock
+
+
+def _readable(sock: socket.socket) -> bool:
+    if not hasattr(select, "poll"):
+        return bool(select.select([sock], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class Place:

@@ -25,7 +25,7 @@ from typing import Any, Callable, Optional, Union
 
 from . import replies
 from .clock import now
-from .connections import KEEP, Node, Place, Selector, read, send
+from .connections import KEEP, Node, Place, read, send
 from .errors import BROKEN, REPLIED, LockLostError, RefusedError, UnreachableError, is_elsewhere
 from .lease import LONGEST_ATTEMPT, SECOND, Answer, End, Idle, Lease, Lose, Lost, Release, Renew, Sleep, Terms
 from .replies import Command, Key
@@ -45,6 +45,9 @@ DIALS = 3
 
 #: How long the end of the program waits for its locks to be released.
 FAREWELL = 2.0
+
+# Made for one look: `epoll` would be a descriptor more.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 _Error = Union[RefusedError, UnreachableError]
 
@@ -451,7 +454,7 @@ class Watchdog:
             self._settle(batch)
 
     def _listen(self, bell: socket.socket, timeout: float) -> None:
-        with Selector() as selector:
+        with _Selector() as selector:
             selector.register(bell, selectors.EVENT_READ)
             connection = self._connection
             if connection is not None:
