@@ -29,8 +29,9 @@ if pid == 0:
         except redis_lockkeeper.ForkedError as error:
             print("forked", flush=True)
     print(lock.acquire(blocking=False), flush=True)
-    with Lock(client, "own"):
-        print("own", lock.owned(), flush=True)
+    with Lock(client, "own", timeout=0.5) as own:
+        time.sleep(1.2)
+        print("own", lock.owned(), own.check() > 0, flush=True)
     sys.exit()
 os.waitpid(pid, 0)
 print("parent", lock.check() > 0, lock.owned(), flush=True)
@@ -38,7 +39,8 @@ os.kill(os.getpid(), 9) if len(sys.argv) > 2 else lock.release()
 """,
         server.port,
     )
-    assert said.split("\n")[:-1] == ["child 0.0 True", "forked", "forked", "False", "own False", "parent True True"]
+    wanted = ["child 0.0 True", "forked", "forked", "False", "own False True", "parent True True"]
+    assert said.split("\n")[:-1] == wanted
     assert client.get("book") is None
 
 

@@ -4,6 +4,7 @@ whatever went wrong. A generator that says what to do next; both faces carry it 
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Generator
 from typing import Any, NamedTuple, Optional, Union
@@ -12,9 +13,9 @@ from . import replies
 from .clock import now
 from .connections import Place
 from .errors import InvalidError, RefusedError, UnreachableError
-from .lease import LONGEST_ATTEMPT, MAX_TTL, MILLISECOND, MIN_TTL, SECOND, Answer, Terms
+from .lease import LONGEST_ATTEMPT, MAX_TTL, MILLISECOND, MIN_TTL, SECOND, Answer, Lease, Lost, Terms
 from .replies import Command, Key
-from .watchdog import give_up_in_doubt
+from .watchdog import Entry, give_up_in_doubt
 
 #: How long the server may take, after a wait is over, to say so before we say it ourselves. The rest of the
 #: 100 ms in which a wait returns is for a busy machine.
@@ -62,13 +63,47 @@ class BackOff(NamedTuple):
 Step = Union[Ask, Wait, BackOff]
 
 
-class Grant(NamedTuple):
-    """A lock that was granted."""
+class Tenure:
+    """One lock held once, from the grant to its end. A dropped one is released."""
 
-    owner: bytes
-    fence: int
-    #: When the request left that the lease counts from.
-    sent_at: int
+    def __init__(self, entry: Entry, fence: int) -> None:
+        self.fence, self.owner = fence, entry.owner
+        #: The whole value of the key, as RENEW and RELEASE take it too.
+        self.token = b"%016d:%b" % (fence, entry.owner)
+        #: Set when it is lost; of the kind that the face has.
+        self.event: Any = None
+        #: Whether `leave` or `release_after` has been called: then a `with` has nothing to release.
+        self.concluded = False
+        self.entry = entry
+
+    def __del__(self) -> None:
+        # In a forked child it is the parent's.
+        if not hasattr(self, "entry") or self.entry.pid != os.getpid():
+            return
+        if not self.entry.lease.given_up and not self.concluded:
+            self.entry.abandon()
+
+    def remaining(self) -> float:
+        lease = self.entry.lease
+        if lease.lost not in (None, Lost.MAX_HOLD) or self.entry.pid != os.getpid():
+            return 0.0
+        return max(0, lease.ends_at - now()) / SECOND
+
+    def lost(self) -> Optional[Lost]:
+        """The clock is believed before the watchdog, which may not have run for a while."""
+        return self.entry.lease.lost or (None if self.remaining() else Lost.EXPIRED)
+
+    def left(self) -> int:
+        """What remains by the server's clock at least, in microseconds."""
+        lease = self.entry.lease
+        return lease.ends_at + lease.terms.margin - now()
+
+    def outcome(self, answer: Answer, again: bool) -> Optional[Lost]:
+        """How a release ended that was answered so; `again` if it may have been carried out before."""
+        lease = self.entry.lease
+        if lease.lost is not None or answer is Answer.YES or again or lease.release_in_doubt:
+            return lease.lost
+        return Lost.TAKEN if answer is Answer.TAKEN else Lost.GONE
 
 
 class Request(NamedTuple):
@@ -112,8 +147,8 @@ def check_label(label: bytes) -> None:
         raise InvalidError(f"the label must not be longer than {MAX_OWNER - _SUFFIX} bytes, got {len(label)}")
 
 
-def acquisition(request: Request) -> Generator[Step, Any, Optional[Grant]]:
-    """Yields what is to be done, is sent the reply or thrown the error, and returns the grant, or None if the
+def acquisition(request: Request) -> Generator[Step, Any, Optional[Tenure]]:
+    """Yields what is to be done, is sent the reply or thrown the error, and returns the tenure, or None if the
     lock is busy. Whatever happens, what may have been granted unheard is released in the background.
     """
     place, key, (ttl, *_) = request.place, request.key, request.terms
@@ -168,9 +203,13 @@ def acquisition(request: Request) -> Generator[Step, Any, Optional[Grant]]:
                     ask = Ask(replies.renew(key, owner, ttl), until(limit), undo, request.min_replicas)
                     if replies.read_answer((yield ask)) is not Answer.YES:
                         fence = None
-                in_doubt = doubted and fence is None
                 if fence is not None:
-                    return Grant(owner, fence, sent_at)
+                    lease = Lease(request.terms, sent_at, now())
+                    tenure = Tenure(Entry(place, key, owner, lease, request.min_replicas), fence)
+                    # Not before somebody else answers for it: an exception may be thrown anywhere.
+                    in_doubt = False
+                    return tenure
+                in_doubt = doubted
                 # Else the place was given up before its time, by CLIENT UNBLOCK or somebody who released in
                 # our name; or the grant had lapsed.
                 if not time_left():

@@ -22,12 +22,12 @@ from types import TracebackType
 from typing import Any, Callable, Optional, TypeVar, Union
 
 from . import acquisition, lock, replies, watchdog
-from .acquisition import Ask, Grant, Request, Step, Wait
+from .acquisition import Ask, Request, Step, Tenure, Wait
 from .clock import now
 from .connections import KEEP, ClusterPlace, Node, Place
 from .errors import BROKEN, REPLIED, BusyError, InvalidError, RefusedError, UnreachableError, is_elsewhere
 from .lease import LONGEST_ATTEMPT, SECOND, Answer, Lost
-from .lock import NOBODY, Base, OutOfTime, Tenure, commands_of, failed, is_lock_error, judged, out_of_time
+from .lock import NOBODY, Base, OutOfTime, commands_of, failed, is_lock_error, judged, out_of_time
 from .replies import Command, Info, Key
 from .watchdog import watchdog_of
 
@@ -112,15 +112,15 @@ class Lock(Base):
         """
         await self._learn()
         request = self._request(blocking, blocking_timeout, token)
-        grant = await _carry_out(request)
-        if grant is None:
+        tenure = await _carry_out(request)
+        if tenure is None:
             return False
         loop = asyncio.get_running_loop()
-        holder: list[weakref.ref[Tenure]] = []
-        on_lost = self.on_lost
+        # The watchdog must not keep the tenure alive.
+        held, on_lost = weakref.ref(tenure), self.on_lost
 
         def tell(why: Lost) -> None:
-            tenure = holder[0]()
+            tenure = held()
             if tenure is not None:
                 tenure.event.set()
             if on_lost is not None:
@@ -131,7 +131,7 @@ class Lock(Base):
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(tell, why)
 
-        holder.append(weakref.ref(self._hold(request, grant, asyncio.Event(), lost)))
+        self._hold(tenure, asyncio.Event(), lost)
         return True
 
     async def _learn(self) -> None:
@@ -491,7 +491,7 @@ async def _wait(place: Place, key: Key, step: Wait) -> Any:
     return judged(place, key, node, step, [answer])
 
 
-async def _carry_out(request: Request) -> Optional[Grant]:
+async def _carry_out(request: Request) -> Optional[Tenure]:
     steps = acquisition.acquisition(request)
     try:
         step: Step = next(steps)
@@ -503,8 +503,8 @@ async def _carry_out(request: Request) -> Optional[Grant]:
             else:
                 step = steps.send(result)
     except StopIteration as stop:
-        grant: Optional[Grant] = stop.value
-        return grant
+        tenure: Optional[Tenure] = stop.value
+        return tenure
 
 
 async def _perform(request: Request, step: Step) -> Any:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
 
 from . import acquisition, replies
-from .acquisition import Ask, Grant, Request, Step, Wait
+from .acquisition import Ask, Request, Step, Tenure, Wait
 from .clock import now
 from .connections import Place, end, place_of, read, send
 from .errors import (
@@ -27,9 +27,9 @@ from .errors import (
     UnreachableError,
     is_elsewhere,
 )
-from .lease import FURTHEST, LONGEST_ATTEMPT, SECOND, Answer, Lease, Lost, Terms
+from .lease import FURTHEST, LONGEST_ATTEMPT, SECOND, Answer, Lost, Terms
 from .replies import Command, Info, Key
-from .watchdog import Entry, watchdog_of
+from .watchdog import watchdog_of
 
 logger = logging.getLogger("redis_lockkeeper")
 
@@ -40,46 +40,6 @@ DEFAULT_TIMEOUT = 30
 TICK = 0.2
 
 _Self = TypeVar("_Self", bound="Base")
-
-
-class Tenure:
-    """One lock held once, from the grant to its end. A dropped one is released."""
-
-    def __init__(self, entry: Entry, grant: Grant, event: Any) -> None:
-        self.entry, self.fence = entry, grant.fence
-        self.owner = grant.owner
-        #: The whole value of the key, as RENEW and RELEASE take it too.
-        self.token = b"%016d:%b" % (grant.fence, grant.owner)
-        self.event = event
-        #: Whether `leave` or `release_after` has been called: then a `with` has nothing to release.
-        self.concluded = False
-
-    def __del__(self) -> None:
-        # In a forked child it is the parent's.
-        if self.entry.pid == os.getpid() and not self.entry.lease.given_up and not self.concluded:
-            self.entry.abandon()
-
-    def remaining(self) -> float:
-        lease = self.entry.lease
-        if lease.lost not in (None, Lost.MAX_HOLD) or self.entry.pid != os.getpid():
-            return 0.0
-        return max(0, lease.ends_at - now()) / SECOND
-
-    def lost(self) -> Optional[Lost]:
-        """The clock is believed before the watchdog, which may not have run for a while."""
-        return self.entry.lease.lost or (None if self.remaining() else Lost.EXPIRED)
-
-    def left(self) -> int:
-        """What remains by the server's clock at least, in microseconds."""
-        lease = self.entry.lease
-        return lease.ends_at + lease.terms.margin - now()
-
-    def outcome(self, answer: Answer, again: bool) -> Optional[Lost]:
-        """How a release ended that was answered so; `again` if it may have been carried out before."""
-        lease = self.entry.lease
-        if lease.lost is not None or answer is Answer.YES or again or lease.release_in_doubt:
-            return lease.lost
-        return Lost.TAKEN if answer is Answer.TAKEN else Lost.GONE
 
 
 class _Local:
@@ -203,14 +163,12 @@ class Base:
         watchdog_of(self._place.route(name)[0]).start()
         return Request(self._place, name, label, self._terms(), wait, self.min_replicas)
 
-    def _hold(self, request: Request, grant: Grant, event: Any, on_lost: Callable[[Lost], None]) -> Tenure:
-        lease = Lease(request.terms, grant.sent_at, now())
-        entry = Entry(request.place, request.key, grant.owner, lease, request.min_replicas)
-        entry.on_lost = on_lost
-        tenure = self.local.tenure = Tenure(entry, grant, event)
-        entry.keep()
-        logger.debug("acquired %r as %r, fence %d", request.key, grant.owner, grant.fence)
-        return tenure
+    def _hold(self, tenure: Tenure, event: Any, on_lost: Callable[[Lost], None]) -> None:
+        """Whose exception is thrown meanwhile drops the tenure, which releases it."""
+        tenure.event, tenure.entry.on_lost = event, on_lost
+        tenure.entry.keep()
+        logger.debug("acquired %r as %r, fence %d", tenure.entry.key, tenure.owner, tenure.fence)
+        self.local.tenure = tenure
 
     def _held(self, what: str) -> Tenure:
         tenure = self.local.tenure
@@ -386,8 +344,8 @@ class Lock(Base):
             InvalidError: if a time or the token cannot be used; nothing was sent.
         """
         request = self._request(blocking, blocking_timeout, token)
-        grant = _carry_out(request)
-        if grant is None:
+        tenure = _carry_out(request)
+        if tenure is None:
             return False
         event, on_lost = threading.Event(), self.on_lost
 
@@ -396,7 +354,7 @@ class Lock(Base):
             if on_lost is not None:
                 _in_a_thread(on_lost, why)
 
-        self._hold(request, grant, event, lost)
+        self._hold(tenure, event, lost)
         return True
 
     @property
@@ -523,7 +481,7 @@ def _in_a_thread(call: Callable[[Lost], Any], lost: Lost) -> None:
         logger.warning("the interpreter is shutting down: nobody is told that the lock is lost")
 
 
-def _carry_out(request: Request) -> Optional[Grant]:
+def _carry_out(request: Request) -> Optional[Tenure]:
     steps = acquisition.acquisition(request)
     try:
         step: Step = next(steps)
@@ -535,8 +493,8 @@ def _carry_out(request: Request) -> Optional[Grant]:
             else:
                 step = steps.send(result)
     except StopIteration as stop:
-        grant: Optional[Grant] = stop.value
-        return grant
+        tenure: Optional[Tenure] = stop.value
+        return tenure
 
 
 def _perform(request: Request, step: Step) -> Any:
