@@ -45,10 +45,10 @@ test: build test-needs .venv/ready ## run all tests, on the redis-server in SERV
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test --workspace --no-fail-fast
 	$(MAKE) test-python
 
-.PHONY: test-python test-python-nightly lint-python
+.PHONY: test-python test-python-nightly
 
 # An environment for each Python and client library to be tested with, `PYTHON:LIBRARY==VERSION`: by default the
-# oldest and the newest supported release of redis-py on the machine's python3; PYTHONS adds others.
+# oldest and the newest supported release of redis-py, and valkey-py, on the machine's python3.
 PYTHON_TESTS ?= python3:redis==5.0.8 python3:redis==8.1.0 python3:valkey==6.2.0
 PYTHON_VENVS := $(TARGET)/python
 
