@@ -621,7 +621,9 @@ def _wait(place: Place, key: Key, step: Wait) -> Any:
         probe_at = now() + step.interval
         while True:
             at = now()
-            until = min(at + round(TICK * SECOND), probe_at, at + SECOND if step.until is None else step.until)
+            until = min(at + round(TICK * SECOND), probe_at)
+            if step.until is not None:
+                until = min(until, step.until)
             if connection.can_read(max(0, until - at) / SECOND):
                 break
             at = now()
