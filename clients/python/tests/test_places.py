@@ -136,7 +136,7 @@ def nodes():
 
 
 def raw(server, *command):
-    connection = server.client().connection_pool.get_connection(*(("_",) if LIBRARY == "valkey" else ()))
+    connection = server.client().connection_pool.make_connection()
     try:
         connection.send_command(*command[0].split(), *command[1:])
         return connection.read_response()
