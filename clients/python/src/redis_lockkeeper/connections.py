@@ -42,7 +42,8 @@ class Settings:
         module = import_module(f"{library}.asyncio.connection" if asynchronous else f"{library}.connection")
         name = kind.__name__.replace("SentinelManaged", "")
         name = name if name != "SSLConnection" or hasattr(module, name) else "Connection"
-        if (".asyncio." in kind.__module__) is not asynchronous or name != kind.__name__:
+        crossing = (".asyncio." in kind.__module__) is not asynchronous
+        if crossing or name != kind.__name__:
             if name not in _KINDS or kind.__module__.partition(".")[0] != library:
                 raise InvalidError(f"connections of the class {kind.__qualname__} cannot be kept by Lockkeeper")
             kind = getattr(module, name)
@@ -58,6 +59,9 @@ class Settings:
             "decode_responses": False,
         }
         taken = {name for each in kind.__mro__ for name in signature(each.__init__).parameters}  # type: ignore[misc]
+        if crossing:
+            # The parser of the other face reads nothing here.
+            taken.discard("parser_class")
         # CLIENT SETINFO would cost two commands a connection.
         if "driver_info" in taken:
             own["driver_info"] = None
