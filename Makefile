@@ -43,6 +43,24 @@ $(MODULE) $(COMMAND):
 
 test: build test-needs .venv/ready ## run all tests, on the redis-server in SERVER if it is set
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test --workspace --no-fail-fast
+	$(MAKE) test-python
+
+.PHONY: test-python test-python-nightly
+
+# An environment for each Python and client library to be tested with, `PYTHON:LIBRARY==VERSION`: by default the
+# oldest and the newest supported release of redis-py, and valkey-py, on the machine's python3.
+PYTHON_TESTS ?= python3:redis==5.0.8 python3:redis==8.1.0 python3:valkey==6.2.0
+PYTHON_VENVS := $(TARGET)/python
+
+test-python: $(MODULE) $(if $(SERVER),,server-needs) ## test the Python helper, on PYTHON_TESTS='python3.9:redis==5.0.8 …'
+	$(call need,python3 -c 'import ensurepip',python3-venv)
+	$(call need,command -v openssl,openssl)
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') LOCKKEEPER_MODULE='$(abspath $(MODULE))' \
+		clients/python/test '$(abspath $(PYTHON_VENVS))' $(PYTHON_TESTS)
+
+test-python-nightly: $(MODULE) $(if $(SERVER),,server-needs) ## the same under gevent and uvicorn
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') LOCKKEEPER_MODULE='$(abspath $(MODULE))' NIGHTLY=1 \
+		clients/python/test '$(abspath $(PYTHON_VENVS))' python3:redis==8.1.0
 
 .PHONY: chaos
 

@@ -1,0 +1,241 @@
+"""How a lock is asked for: one try, then a wait in the server's queue, and again from the start after
+whatever went wrong. A generator that says what to do next; both faces carry it out in their way.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Generator
+from typing import Any, NamedTuple, Optional, Union
+
+from . import replies
+from .clock import now
+from .connections import Place
+from .errors import InvalidError, RefusedError, UnreachableError
+from .lease import LONGEST_ATTEMPT, MAX_TTL, MILLISECOND, MIN_TTL, SECOND, Answer, Lease, Lost, Terms
+from .replies import Command, Key
+from .watchdog import Entry, give_up_in_doubt
+
+#: How long the server may take, after a wait is over, to say so before we say it ourselves. The rest of the
+#: 100 ms in which a wait returns is for a busy machine.
+OVERTIME = 60 * MILLISECOND
+
+#: The back-off after an error, doubled every time: a server that restarts needs seconds, a proxy that cut a
+#: connection needs none.
+FIRST_BACK_OFF = 20 * MILLISECOND
+LAST_BACK_OFF = 500 * MILLISECOND
+
+#: The longest owner, so that the whole value, `<fence>:<owner>`, fits the 512 bytes of an argument.
+MAX_OWNER = 495
+
+#: A colon and a UUID as text.
+_SUFFIX = 37
+
+
+class Ask(NamedTuple):
+    """Send this over a kept connection. Should the outcome be unknown at `until`, send `undo` behind it."""
+
+    command: Command
+    until: int
+    undo: Optional[Command] = None
+    min_replicas: int = 0
+
+
+class Wait(NamedTuple):
+    """Send this, wait for its reply, and every `interval` ask over another connection, by `probe`, whether the
+    server is still there and still the master.
+    """
+
+    command: Command
+    until: Optional[int]
+    undo: Command
+    probe: Command
+    interval: int
+
+
+class BackOff(NamedTuple):
+    """Do nothing until then."""
+
+    until: int
+
+
+Step = Union[Ask, Wait, BackOff]
+
+
+class Tenure:
+    """One lock held once, from the grant to its end. A dropped one is released."""
+
+    def __init__(self, entry: Entry, fence: int) -> None:
+        self.fence, self.owner = fence, entry.owner
+        #: The whole value of the key, as RENEW and RELEASE take it too.
+        self.token = b"%016d:%b" % (fence, entry.owner)
+        #: Set when it is lost; of the kind that the face has.
+        self.event: Any = None
+        #: Whether `leave` or `release_after` has been called: then a `with` has nothing to release.
+        self.concluded = False
+        self.entry = entry
+
+    def __del__(self) -> None:
+        # In a forked child it is the parent's.
+        if not hasattr(self, "entry") or self.entry.pid != os.getpid():
+            return
+        if not self.entry.lease.given_up and not self.concluded:
+            self.entry.abandon()
+
+    def remaining(self) -> float:
+        lease = self.entry.lease
+        if lease.lost not in (None, Lost.MAX_HOLD) or self.entry.pid != os.getpid():
+            return 0.0
+        return max(0, lease.ends_at - now()) / SECOND
+
+    def lost(self) -> Optional[Lost]:
+        """The clock is believed before the watchdog, which may not have run for a while."""
+        return self.entry.lease.lost or (None if self.remaining() else Lost.EXPIRED)
+
+    def left(self) -> int:
+        """What remains by the server's clock at least, in microseconds."""
+        lease = self.entry.lease
+        return lease.ends_at + lease.terms.margin - now()
+
+    def outcome(self, answer: Answer, again: bool) -> Optional[Lost]:
+        """How a release ended that was answered so; `again` if it may have been carried out before."""
+        lease = self.entry.lease
+        if lease.lost is not None or answer is Answer.YES or again or lease.release_in_doubt:
+            return lease.lost
+        return Lost.TAKEN if answer is Answer.TAKEN else Lost.GONE
+
+
+class Request(NamedTuple):
+    """What somebody asks for."""
+
+    place: Place
+    key: Key
+    label: bytes
+    terms: Terms
+    #: None waits without bound, 0 is one try; in microseconds.
+    wait: Optional[int]
+    min_replicas: int = 0
+
+
+def micros(seconds: Any, name: str) -> int:
+    """Rounded: 1.001 * 1000 is less than 1001."""
+    try:
+        return int(seconds * 1000 + 0.5) * MILLISECOND
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidError(f"{name} must be a number of seconds, got {seconds!r}") from error
+
+
+def terms(timeout: Any, max_hold: Any, renew: bool) -> Terms:
+    """The terms for times in seconds.
+
+    Raises:
+        InvalidError: if they make no sense.
+    """
+    ttl = micros(timeout, "timeout")
+    if not MIN_TTL <= ttl <= MAX_TTL:
+        bounds = f"{MIN_TTL / SECOND} to {MAX_TTL // SECOND} s"
+        raise InvalidError(f"timeout must be {bounds}, got {timeout!r}")
+    hold = None if max_hold is None else micros(max_hold, "max_hold")
+    if hold is not None and hold <= 0:
+        raise InvalidError(f"max_hold must be more than 0, got {max_hold!r}")
+    return Terms(ttl, hold, renew)
+
+
+def check_label(label: bytes) -> None:
+    if len(label) > MAX_OWNER - _SUFFIX:
+        raise InvalidError(f"the label must not be longer than {MAX_OWNER - _SUFFIX} bytes, got {len(label)}")
+
+
+def acquisition(request: Request) -> Generator[Step, Any, Optional[Tenure]]:
+    """Yields what is to be done, is sent the reply or thrown the error, and returns the tenure, or None if the
+    lock is busy. Whatever happens, what may have been granted unheard is released in the background.
+    """
+    place, key, (ttl, *_) = request.place, request.key, request.terms
+    started_at = now()
+    deadline = None if request.wait is None else started_at + request.wait
+    back_off, tries, in_doubt = FIRST_BACK_OFF, 0, False
+    trouble: Optional[Exception]
+
+    def new_owner() -> bytes:
+        return b"%b:%b" % (request.label, str(uuid.uuid4()).encode())
+
+    def time_left() -> bool:
+        return deadline is None or deadline - now() >= MILLISECOND
+
+    def until(limit: int = LONGEST_ATTEMPT) -> int:
+        """One try may take its time; a wait that is over is over."""
+        at = now() + limit
+        if request.wait == 0:
+            return min(at, started_at + LONGEST_ATTEMPT)
+        return at if deadline is None else min(at, deadline + OVERTIME)
+
+    owner = new_owner()
+    try:
+        while True:
+            tries += 1
+            undo = replies.release(key, owner)
+            doubted, in_doubt, trouble, waiting = in_doubt, True, None, False
+            try:
+                sent_at = now()
+                ask = Ask(replies.acquire(key, owner, ttl), until(), undo, request.min_replicas)
+                fence = replies.read_fence((yield ask))
+                if fence is None and time_left():
+                    waiting, sent_at = True, now()
+                    left = MAX_TTL if deadline is None else deadline - sent_at
+                    fence = replies.read_fence(
+                        (
+                            yield Wait(
+                                replies.acquire(key, owner, ttl, left),
+                                None if deadline is None else deadline + OVERTIME,
+                                undo,
+                                replies.renew(key, owner, ttl),
+                                min(ttl // 3, LONGEST_ATTEMPT),
+                            )
+                        )
+                    )
+                # Whoever handed it over wrote it, which our connection could not ask the replicas about.
+                must_renew = waiting and request.min_replicas > 0
+                if fence is not None and (must_renew or request.terms.is_stale(sent_at, now())):
+                    # Some of the lease is gone already: what can be counted on starts with a renewal.
+                    waiting, sent_at = False, now()
+                    limit = max(request.terms.attempt, SECOND)
+                    ask = Ask(replies.renew(key, owner, ttl), until(limit), undo, request.min_replicas)
+                    if replies.read_answer((yield ask)) is not Answer.YES:
+                        fence = None
+                if fence is not None:
+                    lease = Lease(request.terms, sent_at, now())
+                    tenure = Tenure(Entry(place, key, owner, lease, request.min_replicas), fence)
+                    # Not before somebody else answers for it: an exception may be thrown anywhere.
+                    in_doubt = False
+                    return tenure
+                in_doubt = doubted
+                # Else the place was given up before its time, by CLIENT UNBLOCK or somebody who released in
+                # our name; or the grant had lapsed.
+                if not time_left():
+                    return None
+            except (RefusedError, UnreachableError) as error:
+                trouble = error
+                if isinstance(error, RefusedError):
+                    # A refused command changed nothing; one that too few replicas acknowledged did.
+                    in_doubt = doubted or error.line.startswith("NOREPLICAS")
+                elif not error.sent:
+                    in_doubt = doubted
+                elif error.released:
+                    # The release that is under way behind the request would give the next grant away.
+                    give_up_in_doubt(place, key, owner, request.terms)
+                    owner, in_doubt = new_owner(), False
+                last = tries == 2 or (isinstance(error, RefusedError) and error.line.startswith("NOREPLICAS"))
+                if not error.passing or (request.wait == 0 and last):
+                    raise
+            at = now() + back_off
+            yield BackOff(at if request.wait == 0 or deadline is None else min(at, deadline))
+            back_off = min(back_off * 2, LAST_BACK_OFF)
+            if request.wait != 0 and not time_left():
+                # A server that was silent until the end of the wait has told nothing but that.
+                if trouble is not None and not waiting:
+                    raise trouble
+                return None
+    finally:
+        if in_doubt:
+            give_up_in_doubt(place, key, owner, request.terms)
