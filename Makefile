@@ -43,7 +43,6 @@ $(MODULE) $(COMMAND):
 
 test: build test-needs .venv/ready ## run all tests, on the redis-server in SERVER if it is set
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test --workspace --no-fail-fast
-	$(MAKE) test-python
 
 .PHONY: test-python test-python-nightly
 

@@ -123,7 +123,7 @@ fn endings(report: &mut Report) {
         report.target(
             format!("{name} ÷ {blpop}, {STALL} when 4,000 waits end"),
             all.ratio(STALL, name, blpop),
-            Target::AtMost(0.5),
+            Target::AtMost(1.5),
         );
     }
 }
