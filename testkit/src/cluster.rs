@@ -60,7 +60,10 @@ impl Cluster {
         });
         let own = node_id(&mut redis);
         eventually("the replica is in sync, and all know that", || {
-            info::<String>(&mut redis, "replication", "master_link_status") == "up"
+            let about: String = redis::cmd("CLUSTER").arg("INFO").query(&mut redis).unwrap();
+            // It counts only the votes of masters whose slots it knows.
+            about.contains(&format!("cluster_slots_ok:{SLOTS}\r"))
+                && info::<String>(&mut redis, "replication", "master_link_status") == "up"
                 && self.nodes.iter().all(|node| {
                     let nodes = about_nodes(&mut node.connect());
                     nodes.lines().any(|line| {
