@@ -61,8 +61,11 @@ impl Cluster {
         let own = node_id(&mut redis);
         eventually("the replica is in sync, and all know that", || {
             let about: String = redis::cmd("CLUSTER").arg("INFO").query(&mut redis).unwrap();
-            // It counts only the votes of masters whose slots it knows.
+            // It asks only those for a vote to whom it is connected, and counts it if it knows their slots.
             about.contains(&format!("cluster_slots_ok:{SLOTS}\r"))
+                && about_nodes(&mut redis)
+                    .lines()
+                    .all(|line| line.contains(" connected"))
                 && info::<String>(&mut redis, "replication", "master_link_status") == "up"
                 && self.nodes.iter().all(|node| {
                     let nodes = about_nodes(&mut node.connect());
