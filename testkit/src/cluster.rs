@@ -1,6 +1,7 @@
-//! A cluster of two real nodes on this machine, without replicas.
+//! A cluster of real masters on this machine, two where nobody says otherwise, and a replica where one is wanted.
 
 use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
 use redis::Connection;
 
@@ -8,34 +9,47 @@ use super::{OK, Reply, Server, Setup, ask, eventually, info, is_at_least, number
 
 const SLOTS: usize = 16_384;
 
-pub struct Cluster {
-    pub nodes: [Server; 2],
+/// Longer than a failover that an operator asked for may take before the server itself gives it up, 5 s.
+const ELECTION: Duration = Duration::from_secs(6);
+
+pub struct Cluster<const N: usize = 2> {
+    pub nodes: [Server; N],
 }
 
 impl Cluster {
-    /// The first half of the slots is on the first node.
+    /// Two masters: the first half of the slots is on the first.
     #[track_caller]
     pub fn start() -> Cluster {
-        let nodes = [0, 1].map(|n| {
+        Cluster::of_masters()
+    }
+}
+
+impl<const N: usize> Cluster<N> {
+    /// Each has an equal share of the slots, in their order.
+    #[track_caller]
+    pub fn of_masters() -> Cluster<N> {
+        let nodes = std::array::from_fn(|n| {
             let (node, bus_port) = start_node();
             let mut redis = node.connect();
-            let (first, end) = (n * SLOTS / 2, (n + 1) * SLOTS / 2);
+            let (first, end) = (n * SLOTS / N, (n + 1) * SLOTS / N);
             let added = ask!(redis, "CLUSTER", "ADDSLOTSRANGE", first, end - 1);
             assert_eq!(added, OK);
             assert_eq!(ask!(redis, "CLUSTER", "SET-CONFIG-EPOCH", n + 1), OK);
             (node, bus_port)
         });
-        let [(first, _), (second, bus_port)] = &nodes;
+        let nodes: [(Server, String); N] = nodes;
         let meet = ["CLUSTER", "MEET", "127.0.0.1"];
-        let met = ask!(first.connect(), &meet, second.port(), bus_port);
-        assert_eq!(met, OK);
+        for (other, bus_port) in &nodes[1..] {
+            let met = ask!(nodes[0].0.connect(), &meet, other.port(), bus_port);
+            assert_eq!(met, OK);
+        }
         let nodes = nodes.map(|(node, _)| node);
         for node in &nodes {
             let mut redis = node.connect();
             eventually("the cluster is complete", || {
                 let about: String = redis::cmd("CLUSTER").arg("INFO").query(&mut redis).unwrap();
                 about.contains("cluster_state:ok")
-                    && about.contains("cluster_known_nodes:2\r")
+                    && about.contains(&format!("cluster_known_nodes:{N}\r"))
                     && about.contains(&format!("cluster_slots_ok:{SLOTS}\r"))
             });
         }
@@ -70,11 +84,30 @@ impl Cluster {
                 && self.nodes.iter().all(|node| {
                     let nodes = about_nodes(&mut node.connect());
                     nodes.lines().any(|line| {
-                        line.starts_with(&own) && line.contains("slave") && line.contains(&master)
+                        line.starts_with(&own)
+                            && line.contains("slave")
+                            && line.contains(&master)
+                            && line.contains(" connected")
                     })
                 })
         });
         replica
+    }
+
+    /// Makes a replica the master of its master's slots, in one of the ways of CLUSTER FAILOVER: "", FORCE or
+    /// TAKEOVER. An election that a busy machine gives up is held again, as an operator would.
+    #[track_caller]
+    pub fn fail_over(&self, replica: &Server, how: &str) {
+        let mut redis = replica.connect();
+        let mut asked: Option<Instant> = None;
+        eventually("the replica is a master", || {
+            if asked.is_none_or(|asked| asked.elapsed() > ELECTION) {
+                let how = Some(how).filter(|how| !how.is_empty());
+                assert_eq!(ask!(redis, "CLUSTER", "FAILOVER", how), OK);
+                asked = Some(Instant::now());
+            }
+            info::<String>(&mut redis, "replication", "role") == "master"
+        });
     }
 
     /// Moves a slot with its keys from one node to another, as redis-cli does.
