@@ -476,6 +476,44 @@ fn a_grant_to_a_client_that_is_being_closed_goes_to_the_next() {
     }
 }
 
+/// As another module may do it from its own listener.
+#[test]
+fn a_grant_to_a_client_that_is_closed_in_the_middle_of_it_goes_to_the_next() {
+    let (release, by_timer) = ("LOCK.RELEASE k holder", "DEL k");
+    let by_acquire = "DEL k; LOCK.ACQUIRE k late 1000";
+    let twice = "MULTI; LOCK.RELEASE k holder; LOCK.RELEASE k first; EXEC";
+    let at_the_end = "PEXPIRE k 20";
+    for (event, operations) in [
+        (
+            "set",
+            &[release, twice, by_acquire, by_timer, at_the_end][..],
+        ),
+        ("expire", &[release, twice, by_acquire, by_timer]),
+        // Just before the grant, as the server finds for us that the key has ended.
+        ("expired", &[at_the_end]),
+    ] {
+        let killer = killer().to_str().unwrap();
+        let server = Server::with(&["--loadmodule", killer, event, "u"]);
+        let mut redis = server.connect();
+        assert_eq!(ask!(redis, "ACL", "SETUSER", "u", USER), OK);
+        for operation in operations {
+            hold(&mut redis, "k");
+            let mut killed = ["first", "second"].map(|owner| join_as_user(&server, owner));
+            let mut last = join(&server, "k", "last");
+
+            pipeline(operation).exec(&mut redis).unwrap();
+
+            let fence = fence(last.reply());
+            let value = text(lock_value(fence, "last"));
+            assert_eq!(ask!(redis, "GET", "k"), value, "{event}: {operation}");
+            assert!(killed.iter_mut().all(Waiter::is_closed));
+            assert_eq!(gauge(&mut redis, "waiters"), 0);
+            assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "last"), YES);
+            assert_eq!(ask!(redis, "LOCK.INFO", "k"), NULL);
+        }
+    }
+}
+
 #[test]
 fn a_grant_in_doubt_passes_by_whoever_is_being_closed() {
     let server = Server::start();

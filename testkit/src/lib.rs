@@ -184,23 +184,33 @@ pub fn target() -> &'static Path {
 /// The library that lets a test move a server's clock.
 fn movable_clock() -> &'static Path {
     static CLOCK: OnceLock<PathBuf> = OnceLock::new();
-    CLOCK.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/clock.c");
-        let library = target().join("clock.so");
-        // Under another name first: a server of another test may be loading it.
-        let new = library.with_extension(std::process::id().to_string());
-        let build = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o"])
-            .args([&new, &source])
-            .status();
-        assert!(
-            build.unwrap().success(),
-            "{} does not build",
-            source.display()
-        );
-        fs::rename(new, &library).unwrap();
-        library
-    })
+    CLOCK.get_or_init(|| library("clock"))
+}
+
+/// A module for `--loadmodule PATH EVENT USER`: it kills the clients of a user on each keyspace event of a name.
+pub fn killer() -> &'static Path {
+    static KILLER: OnceLock<PathBuf> = OnceLock::new();
+    KILLER.get_or_init(|| library("killer"))
+}
+
+/// Builds a library of this folder's C.
+fn library(name: &str) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let source = sources.join(name).with_extension("c");
+    let library = target().join(name).with_extension("so");
+    // Under another name first: a server of another test may be loading it.
+    let new = library.with_extension(std::process::id().to_string());
+    let build = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o"])
+        .args([&new, &source])
+        .status();
+    assert!(
+        build.unwrap().success(),
+        "{} does not build",
+        source.display()
+    );
+    fs::rename(new, &library).unwrap();
+    library
 }
 
 /// Runs the tests' own Python, which has redis-py; its standard output.
