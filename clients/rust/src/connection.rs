@@ -20,10 +20,10 @@ use tokio::time::{sleep, timeout};
 
 /// How long a connection that was given up is followed to its end. What has not arrived by then
 /// is left to the system, which goes on sending it, in order, for as long as it sends anything.
-const FAREWELL: Duration = Duration::from_secs(5);
+const LINGER: Duration = Duration::from_secs(5);
 
 /// A connection that many share. When the last clone is dropped, it is closed for sending, and read
-/// until the server has closed it too, for [`FAREWELL`] at most. One over TLS is the library's,
+/// until the server has closed it too, for [`LINGER`] at most. One over TLS is the library's,
 /// which just closes it.
 #[derive(Clone)]
 pub(crate) struct Connection {
@@ -69,7 +69,7 @@ impl Connection {
         let (closed, close) = oneshot::channel();
         let too_long = async {
             let _ = close.await;
-            sleep(FAREWELL).await;
+            sleep(LINGER).await;
         };
         let driver = tokio::spawn(async move {
             tokio::select! {
@@ -110,31 +110,31 @@ impl Connection {
         &mut self.redis
     }
 
-    /// Sends a command behind all that was sent, and lets go of this clone.
-    fn leave(mut self, mut last: Cmd) {
+    /// Sends a command after all that was sent, and drops this clone.
+    fn send_last(mut self, mut last: Cmd) {
         // Without a runtime there is no connection any more either.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };
         runtime.spawn(async move {
-            // One of the library is closed with the last clone, so that is kept until the answer.
+            // One of the library is closed with the last clone, so that is kept until the reply.
             last.set_no_response(self.open.is_some());
-            let _ = timeout(FAREWELL, self.send(&last)).await;
+            let _ = timeout(LINGER, self.send(&last)).await;
         });
     }
 }
 
-/// A connection on which a request is under way. If it is dropped before it was answered, `behind`
-/// is sent behind it: there it cannot overtake the request, as over another connection.
+/// A connection on which a request is under way. If it is dropped before the reply, `cleanup` is sent
+/// after the request: there it cannot overtake it, as it could on another connection.
 pub(crate) struct Unanswered {
     pub(crate) connection: Connection,
-    pub(crate) behind: Option<Cmd>,
+    pub(crate) cleanup: Option<Cmd>,
 }
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        if let Some(behind) = self.behind.take() {
-            self.connection.clone().leave(behind);
+        if let Some(cleanup) = self.cleanup.take() {
+            self.connection.clone().send_last(cleanup);
         }
     }
 }
@@ -166,8 +166,8 @@ async fn connect(host: &str, port: u16, settings: &TcpSettings) -> io::Result<Tc
     Ok(stream)
 }
 
-/// A stream whose shutdown is complete when the other side has closed it too. Closed at once it
-/// would answer what still comes with a reset, which overtakes what we have sent.
+/// A stream whose shutdown is complete when the other side has closed it too. Closed at once, it
+/// would reset the connection when more comes, and the reset overtakes what we have sent.
 struct ReadToTheEnd {
     stream: Box<dyn Stream>,
     is_closing: bool,

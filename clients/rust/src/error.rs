@@ -30,7 +30,11 @@ impl Error {
         Error::Invalid("the lockkeeper was closed".to_owned())
     }
 
-    /// Whether the server may answer otherwise in a moment: it is starting, changing its role,
+    pub(crate) fn no_answer() -> Error {
+        Error::Unreachable("no answer in time".to_owned())
+    }
+
+    /// Whether the server may reply otherwise in a moment: it is starting, changing its role,
     /// moving the key, or about to be upgraded, for which nobody may wait.
     pub(crate) fn is_passing(&self) -> bool {
         const PASSING: [&str; 9] = [

@@ -1,10 +1,11 @@
 //! Core: the holder's view of its lease. No clock, no I/O: [`Lease::next`] is told what time it is
-//! and says what to do; whoever carries that out reports back with [`Lease::answered`].
+//! and returns what to do; whoever carries that out reports back with [`Lease::attempt_ended`].
 //!
-//! What always holds, whatever is answered and however late:
+//! What always holds, whatever the replies and however late:
 //! 1. `ends_at` is never later than the end the server keeps for this owner.
 //! 2. A lease that was lost or given up is never renewed again.
-//! 3. A loss is said exactly once, and by silence no later than the first look after `ends_at`.
+//! 3. A loss is reported exactly once, and one by silence no later than the first call of `next` after
+//!    `ends_at`.
 //!
 //! All times are whole microseconds since boot, and every quotient of a ttl is rounded down to one
 //! before it is used: so a helper in another language, whose numbers may be doubles, can count the
@@ -13,21 +14,19 @@
 use std::ops::Add;
 use std::time::Duration;
 
-use crate::error::Error;
+#[cfg(test)]
+mod tests;
 
 /// The shortest ttl the helper takes: below it `ttl / 6` for an attempt is less than what one
 /// exchange over a network with a busy machine at either end may need.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(100);
-
-/// The longest that the module takes: 2^53 - 1 ms.
-pub(crate) const MAX_TTL: Duration = Duration::from_millis((1 << 53) - 1);
 
 /// Nothing is counted further ahead, 35 years: a sum with the time since boot then stays below
 /// 2^53, up to which the numbers of JavaScript are exact.
 const FURTHEST: Duration = Duration::from_micros(1 << 50);
 
 /// The longest that one attempt, one try or the release that a caller waits for may take. Whatever
-/// the ttl: a server that has not answered by then will not.
+/// the ttl: a server that has not replied by then will not.
 pub(crate) const LONGEST_ATTEMPT: Duration = Duration::from_secs(5);
 
 /// The first pause after a release that failed: its caller is waiting, and the likely reason is a
@@ -43,22 +42,6 @@ fn counted(duration: Duration) -> Duration {
 /// Rounded down to a whole microsecond.
 fn part(duration: Duration, of: u64) -> Duration {
     Duration::from_micros(counted(duration).as_micros() as u64 / of)
-}
-
-/// A ttl as the server counts it, in whole milliseconds, if it can be used.
-pub(crate) fn checked_ttl(ttl: Duration) -> Result<Duration, Error> {
-    if ttl < MIN_TTL {
-        return Err(Error::Invalid(format!(
-            "the ttl must be at least {MIN_TTL:?}, got {ttl:?}"
-        )));
-    }
-    if ttl > MAX_TTL {
-        let most = MAX_TTL.as_millis();
-        return Err(Error::Invalid(format!(
-            "the ttl must be at most {most} ms, got {ttl:?}"
-        )));
-    }
-    Ok(Duration::from_millis(ttl.as_millis() as u64))
 }
 
 /// A point in time on a clock that never steps and runs through suspend: whole microseconds since
@@ -109,8 +92,8 @@ pub enum Lost {
     /// Nobody holds it: the server says that it was deleted, evicted, or had run out; or
     /// [`close`](crate::Lockkeeper::close) gives it back.
     Gone,
-    /// No renewal was acknowledged in time: the lease has ended by our own clock. Said before the
-    /// server can give the lock to another.
+    /// No renewal was acknowledged in time: the lease has ended by our own clock. Reported before
+    /// the server can give the lock to another.
     Expired,
     /// It was held for `max_hold`: it is not renewed any more, and
     /// [`remaining`](crate::Held::remaining) tells how much time is left to stop in.
@@ -127,6 +110,24 @@ impl std::fmt::Display for Lost {
         })
     }
 }
+
+/// What the server replied to a renewal or a release of a lock that we hold.
+///
+/// [`Renewed`] and [`Released`] are this type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the lock may be lost, and what was done under it may have been done without it"]
+pub enum Reply {
+    /// We held it: the renewal or the release was carried out.
+    Yes,
+    /// It was lost before, which is final.
+    Lost(Lost),
+}
+
+/// How a renewal ended. With [`Reply::Yes`] the lease counts from this request.
+pub type Renewed = Reply;
+
+/// How a release ended. With [`Reply::Yes`] we held the lock to the end.
+pub type Released = Reply;
 
 /// What the holder agreed to when it acquired.
 #[derive(Clone, Copy, Debug)]
@@ -194,27 +195,16 @@ impl Terms {
 pub(crate) enum Action {
     /// Nothing before then.
     Sleep(Moment),
-    /// Nothing until the holder speaks.
+    /// Nothing until the holder asks for something.
     Idle,
-    /// Send RENEW with this ttl and report the answer, by `give_up_at` at the latest.
+    /// Send RENEW with this ttl and report the reply, by `give_up_at` at the latest.
     Renew { ttl: Duration, give_up_at: Moment },
-    /// Send RELEASE and report the answer, by `give_up_at` at the latest.
+    /// Send RELEASE and report the reply, by `give_up_at` at the latest.
     Release { give_up_at: Moment },
-    /// Tell the holder, once.
+    /// Notify the holder, once.
     Lose(Lost),
     /// Forget this lease.
     End,
-}
-
-/// How an attempt ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// The server said yes.
-    Yes,
-    /// The server said no, which is final: the lock is `Taken` or `Gone`.
-    No(Lost),
-    /// Nobody answered, or with an error: whether it was carried out is not known.
-    Failed,
 }
 
 /// What the holder wants of its lease.
@@ -222,9 +212,9 @@ pub(crate) enum Answer {
 enum State {
     /// To keep it.
     Held,
-    /// The server refused it, and the holder has not been told yet.
+    /// The server replied that it is lost, and the holder has not been notified yet.
     Refused(Lost),
-    /// Nothing: the holder was told that it is lost, and has not let go yet.
+    /// Nothing: the holder was notified that it is lost, and has not given it up yet.
     Lost,
     /// To give it up, but not before this moment; `once` if it may be another's by now.
     GivingUp { not_before: Moment, once: bool },
@@ -235,7 +225,7 @@ enum State {
 /// What is in flight.
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
-    /// When it was sent: its name, so that a late answer to an earlier one can be told apart.
+    /// When it was sent: its name, so that a late reply to an earlier one can be told apart.
     sent_at: Moment,
     /// The ttl of a renewal; none of a release.
     ttl: Option<Duration>,
@@ -253,10 +243,10 @@ pub(crate) struct Lease {
     in_flight: Option<Attempt>,
     /// The ttl of the next renewal, if it is to be another than agreed.
     extension: Option<Duration>,
-    /// A release was sent and nobody answered: it may have been carried out.
+    /// A release was sent and not replied to: it may have been carried out.
     release_in_doubt: bool,
     failures: u32,
-    /// The loss that the holder was told, or will be when it lets go.
+    /// The loss that the holder was notified of, or will be when it gives up.
     lost: Option<Lost>,
 }
 
@@ -290,22 +280,22 @@ impl Lease {
         self.ends_at
     }
 
-    /// Failures in a row since the server last answered.
+    /// Failures in a row since the server last replied.
     pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// The loss that the holder was told, if it was.
+    /// The loss that the holder was notified of, if it was.
     pub(crate) fn lost(&self) -> Option<Lost> {
         self.lost
     }
 
-    /// Whether the holder has let go.
+    /// Whether the holder has given it up.
     pub(crate) fn is_given_up(&self) -> bool {
         matches!(self.state, State::GivingUp { .. } | State::Ended)
     }
 
-    /// The holder wants to hear from the server now.
+    /// The holder wants a reply from the server now.
     pub(crate) fn renew_now(&mut self, now: Moment) {
         self.due_at = self.due_at.min(now);
     }
@@ -317,8 +307,8 @@ impl Lease {
         self.renew_now(now);
     }
 
-    /// The holder lets go, but wants the lock kept until `not_before`. An attempt in flight is
-    /// forgotten: what it answers is of no interest any more.
+    /// The holder gives it up, but wants the lock kept until `not_before`. An attempt in flight is
+    /// forgotten: the reply to it is of no interest any more.
     pub(crate) fn give_up(&mut self, not_before: Moment, now: Moment) {
         match self.state {
             State::GivingUp { .. } | State::Ended => return,
@@ -326,7 +316,7 @@ impl Lease {
             State::Held if now >= self.ends_at => self.lost = Some(Lost::Expired),
             State::Held | State::Lost => {}
         }
-        // Never at the moment of the attempt that is forgotten, whose answer has this name.
+        // Never at the moment of the attempt that is forgotten, whose reply has this name.
         self.due_at = match self.in_flight.take() {
             Some(attempt) if attempt.sent_at >= now => attempt.sent_at + Duration::from_micros(1),
             _ => now,
@@ -341,7 +331,7 @@ impl Lease {
                 not_before,
                 once: false,
             },
-            // The server would say no: there is nothing of ours to release.
+            // The server would refuse: there is nothing of ours to release.
             Some(Lost::Taken | Lost::Gone) => State::Ended,
             // Should the server still keep it for us, it is freed.
             Some(Lost::Expired | Lost::MaxHold) => {
@@ -357,15 +347,15 @@ impl Lease {
     /// What to do at `now`. An action is given once; asking again gives what comes after it.
     pub(crate) fn next(&mut self, now: Moment) -> Action {
         match self.state {
-            State::Held => self.keep(now),
+            State::Held => self.next_while_held(now),
             State::Refused(lost) => self.lose(lost),
             State::Lost => Action::Idle,
-            State::GivingUp { not_before, .. } => self.let_go(now, not_before),
+            State::GivingUp { not_before, .. } => self.next_while_giving_up(now, not_before),
             State::Ended => Action::End,
         }
     }
 
-    fn keep(&mut self, now: Moment) -> Action {
+    fn next_while_held(&mut self, now: Moment) -> Action {
         if now >= self.ends_at {
             return self.lose(Lost::Expired);
         }
@@ -374,7 +364,7 @@ impl Lease {
         }
         if self.in_flight.is_none() && now >= self.due_at {
             let ttl = self.extension.unwrap_or(counted(self.terms.ttl));
-            // A shorter one than what remains counts at once: it may be carried out unheard.
+            // A shorter one than what remains counts at once: it may be carried out without our knowing.
             self.ends_at = self.ends_at.min(Terms { ttl, ..self.terms }.ends_at(now));
             let give_up_at = self.attempt(now, Some(ttl));
             return Action::Renew { ttl, give_up_at };
@@ -389,8 +379,8 @@ impl Lease {
         Action::Sleep(until)
     }
 
-    fn let_go(&mut self, now: Moment, not_before: Moment) -> Action {
-        // From here on the server has let it go by itself.
+    fn next_while_giving_up(&mut self, now: Moment, not_before: Moment) -> Action {
+        // From here on it has ended on the server by itself.
         if now >= self.ends_at {
             self.state = State::Ended;
             return Action::End;
@@ -420,28 +410,35 @@ impl Lease {
         Action::Lose(lost)
     }
 
-    /// The attempt that was begun at `sent_at` has ended. False if nobody waits for it any more.
-    pub(crate) fn answered(&mut self, sent_at: Moment, answer: Answer, now: Moment) -> bool {
+    /// The attempt that was begun at `sent_at` has ended; with no reply, or an error, it is not known
+    /// whether it was carried out. False if nobody waits for it any more.
+    pub(crate) fn attempt_ended(
+        &mut self,
+        sent_at: Moment,
+        reply: Option<Reply>,
+        now: Moment,
+    ) -> bool {
         let Some(attempt) = self.in_flight.filter(|attempt| attempt.sent_at == sent_at) else {
             return false;
         };
         self.in_flight = None;
-        match (self.state, answer) {
-            (State::GivingUp { once: true, .. }, _)
-            | (State::GivingUp { .. }, Answer::Yes | Answer::No(_)) => self.state = State::Ended,
-            (State::GivingUp { .. }, Answer::Failed) => {
+        match (self.state, reply) {
+            (State::GivingUp { once: true, .. }, _) | (State::GivingUp { .. }, Some(_)) => {
+                self.state = State::Ended
+            }
+            (State::GivingUp { .. }, None) => {
                 self.release_in_doubt |= attempt.ttl.is_none();
                 self.failures += 1;
                 self.due_at = now + self.terms.release_back_off(self.failures);
             }
-            (_, Answer::Failed) => {
+            (_, None) => {
                 self.failures += 1;
                 self.due_at = now + self.terms.back_off(self.failures);
             }
-            // Said by `next`, so that there is one place where a loss is told.
-            (State::Held, Answer::No(lost)) => self.state = State::Refused(lost),
+            // Reported by `next`, so that every loss comes from one place.
+            (State::Held, Some(Reply::Lost(lost))) => self.state = State::Refused(lost),
             // A yes that is read after the end comes too late: the end may have been acted upon.
-            (State::Held, Answer::Yes) if now < self.ends_at => self.renewed(attempt, now),
+            (State::Held, Some(Reply::Yes)) if now < self.ends_at => self.renewed(attempt, now),
             (State::Held | State::Refused(_) | State::Lost | State::Ended, _) => {}
         }
         true
@@ -463,559 +460,8 @@ impl Lease {
     }
 
     /// Whether a release that the server refuses had been carried out before: it was sent while the
-    /// lease was alive, and its answer was lost.
-    pub(crate) fn was_released_unheard(&self) -> bool {
+    /// lease was alive, and the reply was lost.
+    pub(crate) fn may_be_released(&self) -> bool {
         self.release_in_doubt
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TTL: Duration = Duration::from_millis(6000);
-    const START: Moment = Moment::after_boot(Duration::from_secs(1000));
-
-    fn terms() -> Terms {
-        Terms {
-            ttl: TTL,
-            max_hold: None,
-        }
-    }
-
-    fn ms(ms: u64) -> Duration {
-        Duration::from_millis(ms)
-    }
-
-    #[test]
-    fn it_is_renewed_at_a_third_of_the_ttl_counted_from_the_send() {
-        let mut lease = Lease::granted(terms(), START, START + ms(1500));
-        assert_eq!(
-            lease.next(START + ms(1999)),
-            Action::Sleep(START + ms(2000))
-        );
-        let sent_at = START + ms(2000);
-        let renew = Action::Renew {
-            ttl: TTL,
-            give_up_at: sent_at + ms(1000),
-        };
-        assert_eq!(lease.next(sent_at), renew);
-        lease.answered(sent_at, Answer::Yes, sent_at + ms(900));
-        assert_eq!(lease.ends_at(), sent_at + (TTL - ms(62)));
-        assert_eq!(
-            lease.next(sent_at + ms(900)),
-            Action::Sleep(sent_at + ms(2000))
-        );
-    }
-
-    #[test]
-    fn renewals_of_many_locks_fall_on_the_same_moment() {
-        let due = |sent_at| match Lease::granted(terms(), sent_at, sent_at).next(sent_at) {
-            Action::Sleep(until) => until,
-            action => panic!("{action:?}"),
-        };
-        for later in 0..5 {
-            assert_eq!(due(START + ms(later)), START + ms(2000));
-        }
-        assert_eq!(due(START + ms(5)), START + ms(2005));
-        // Of a lease for ever too, which is not renewed at once.
-        let ttl = MAX_TTL;
-        let for_ever = Terms { ttl, ..terms() };
-        assert!(for_ever.renew_at(START) > START + counted(ttl) / 4);
-    }
-
-    #[test]
-    fn a_no_is_final_and_said_once() {
-        let mut lease = Lease::granted(terms(), START, START);
-        let sent_at = START + ms(2000);
-        lease.next(sent_at);
-        lease.answered(sent_at, Answer::No(Lost::Taken), sent_at + ms(1));
-        assert_eq!(lease.next(sent_at + ms(1)), Action::Lose(Lost::Taken));
-        assert_eq!(lease.next(sent_at + ms(1)), Action::Idle);
-        lease.give_up(sent_at, sent_at + ms(2));
-        assert_eq!(
-            lease.next(sent_at + ms(2)),
-            Action::End,
-            "nothing of ours to release"
-        );
-    }
-
-    #[test]
-    fn failures_are_retried_with_back_off_some_ten_times_before_the_end() {
-        let mut lease = Lease::granted(terms(), START, START);
-        let (mut now, mut attempts) = (START, Vec::new());
-        loop {
-            match lease.next(now) {
-                Action::Sleep(until) => now = until,
-                Action::Renew { .. } => {
-                    attempts.push(now.since(START).as_millis());
-                    lease.answered(now, Answer::Failed, now);
-                }
-                action => {
-                    assert_eq!(action, Action::Lose(Lost::Expired));
-                    break;
-                }
-            }
-        }
-        assert_eq!(
-            attempts,
-            [2000, 2100, 2300, 2700, 3200, 3700, 4200, 4700, 5200, 5700]
-        );
-        assert_eq!(now, START + ms(5938));
-    }
-
-    #[test]
-    fn a_hung_server_leaves_room_for_four_attempts() {
-        let mut lease = Lease::granted(terms(), START, START);
-        let (mut now, mut attempts) = (START, 0);
-        loop {
-            match lease.next(now) {
-                Action::Sleep(until) => now = until,
-                Action::Renew { give_up_at, .. } => {
-                    attempts += 1;
-                    lease.answered(now, Answer::Failed, give_up_at);
-                    now = give_up_at;
-                }
-                action => {
-                    assert_eq!(action, Action::Lose(Lost::Expired));
-                    break;
-                }
-            }
-        }
-        assert_eq!(attempts, 4);
-    }
-
-    #[test]
-    fn max_hold_ends_renewal_and_says_so() {
-        let max_hold = Some(ms(7000));
-        let mut lease = Lease::granted(Terms { ttl: TTL, max_hold }, START, START);
-        let mut now = START;
-        let lost = loop {
-            match lease.next(now) {
-                Action::Sleep(until) => now = until,
-                Action::Renew { .. } => {
-                    lease.answered(now, Answer::Yes, now);
-                }
-                Action::Lose(lost) => break lost,
-                action => panic!("{action:?}"),
-            }
-        };
-        assert_eq!((lost, now), (Lost::MaxHold, START + ms(7000)));
-        assert!(
-            lease.ends_at().since(now) > ms(4000),
-            "there is time to stop"
-        );
-    }
-
-    #[test]
-    fn kept_until_a_moment_it_is_given_the_rest_as_its_ttl() {
-        let mut lease = Lease::granted(terms(), START, START);
-        lease.give_up(START + ms(50_000), START + ms(100));
-        let give_up_at = START + ms(1100);
-        assert_eq!(
-            lease.next(START + ms(100)),
-            Action::Renew {
-                ttl: ms(49_900),
-                give_up_at
-            }
-        );
-        lease.answered(START + ms(100), Answer::Yes, START + ms(101));
-        assert_eq!(lease.next(START + ms(101)), Action::End);
-    }
-
-    /// The ttls that people use, and some of which no quotient is whole.
-    const TTLS: [Duration; 8] = [
-        TTL,
-        Duration::from_millis(100),
-        Duration::from_millis(101),
-        Duration::from_millis(999),
-        Duration::from_millis(1001),
-        Duration::from_millis(30_000),
-        Duration::from_millis(86_400_007),
-        MAX_TTL,
-    ];
-
-    #[test]
-    fn every_quotient_is_rounded_down_to_a_microsecond() {
-        let us = Duration::from_micros;
-        let lease = |ttl| Lease::granted(Terms { ttl, ..terms() }, START, START);
-        let ends_after = |ttl| lease(ttl).ends_at().since(START);
-        assert_eq!(ends_after(ms(101)), us(101_000 - 1010 - 2000));
-        assert_eq!(ends_after(ms(999)), us(999_000 - 9990 - 2000));
-        // A third is 333,666.6 us, a 1200th 834.1 us.
-        let due = (1_000_000_000 + 333_666) / 834 * 834;
-        assert_eq!(lease(ms(1001)).next(START), Action::Sleep(Moment(due)));
-        let mut lease = lease(ms(1001));
-        let renew = Action::Renew {
-            ttl: ms(1001),
-            give_up_at: Moment(due + 166_833),
-        };
-        assert_eq!(lease.next(Moment(due)), renew);
-        lease.answered(Moment(due), Answer::Failed, Moment(due));
-        let next = Action::Sleep(Moment(due + 16_683));
-        assert_eq!(lease.next(Moment(due)), next);
-    }
-
-    #[test]
-    fn nothing_is_counted_further_ahead_than_35_years() {
-        let max_hold = Some(Duration::MAX);
-        let terms = Terms {
-            ttl: MAX_TTL,
-            max_hold,
-        };
-        let mut lease = Lease::granted(terms, START, START);
-        let far = 1 << 50;
-        assert_eq!(lease.ends_at(), Moment(START.0 + far - far / 100 - 2000));
-        let due = START.0 + far / 3;
-        let grid = far / 1200;
-        assert_eq!(lease.next(START), Action::Sleep(Moment(due / grid * grid)));
-        lease.give_up(START + Duration::MAX, START);
-        let Action::Renew { ttl, give_up_at } = lease.next(START) else {
-            panic!("it is kept");
-        };
-        assert_eq!(ttl, Duration::from_micros(far));
-        assert_eq!(give_up_at, START + LONGEST_ATTEMPT);
-    }
-
-    #[test]
-    fn no_attempt_and_no_release_takes_longer_than_5_s() {
-        let ttl = ms(86_400_007);
-        let mut lease = Lease::granted(Terms { ttl, ..terms() }, START, START);
-        let Action::Sleep(due) = lease.next(START) else {
-            panic!("nothing is due");
-        };
-        let Action::Renew { give_up_at, .. } = lease.next(due) else {
-            panic!("it is due");
-        };
-        assert_eq!(give_up_at.since(due), LONGEST_ATTEMPT);
-        let later = due + ms(1);
-        lease.give_up(later, later);
-        let give_up_at = later + LONGEST_ATTEMPT;
-        assert_eq!(lease.next(later), Action::Release { give_up_at });
-        lease.answered(later, Answer::Failed, later);
-        let again = later + ms(500);
-        assert_eq!(
-            lease.next(later),
-            Action::Sleep(again),
-            "while its caller waits"
-        );
-    }
-
-    #[test]
-    fn an_extended_lease_is_not_cut_to_the_ttl_again() {
-        let mut lease = Lease::granted(terms(), START, START);
-        let asked = START + ms(500);
-        lease.extend(ms(60_000), asked);
-        let renew = |ttl, now| Action::Renew {
-            ttl,
-            give_up_at: now + ms(1000),
-        };
-        assert_eq!(lease.next(asked), renew(ms(60_000), asked));
-        lease.answered(asked, Answer::Yes, asked + ms(1));
-        let extended = asked + ms(60_000 - 602);
-        assert_eq!(lease.ends_at(), extended);
-        let due = extended.before(TTL - ms(62));
-        assert_eq!(lease.next(asked + ms(1)), Action::Sleep(due));
-        assert_eq!(lease.next(due), renew(TTL, due));
-        lease.answered(due, Answer::Yes, due);
-        assert_eq!(lease.ends_at(), extended, "as long as before");
-        let next = (due + ms(2000)).rounded_down(ms(5));
-        assert_eq!(lease.next(due), Action::Sleep(next));
-
-        // A renewal that was in flight when it was asked for does not count as the extension.
-        assert_eq!(lease.next(next), renew(TTL, next));
-        lease.extend(ms(9000), next + ms(1));
-        lease.answered(next, Answer::Yes, next + ms(2));
-        assert_eq!(lease.next(next + ms(2)), renew(ms(9000), next + ms(2)));
-    }
-
-    #[test]
-    fn a_refusal_of_a_repeated_release_is_a_yes() {
-        let mut lease = Lease::granted(terms(), START, START);
-        lease.give_up(START, START);
-        lease.next(START);
-        lease.answered(START, Answer::Failed, START);
-        assert!(lease.was_released_unheard());
-
-        // Not so that of a first release, or after the lock was only to be kept.
-        let mut lease = Lease::granted(terms(), START, START);
-        lease.give_up(START + ms(1), START);
-        lease.next(START);
-        lease.answered(START, Answer::Failed, START);
-        assert!(!lease.was_released_unheard());
-    }
-
-    /// What happened so far on one path through everything that can happen.
-    #[derive(Clone)]
-    struct World {
-        now: Moment,
-        lease: Lease,
-        ttl: Duration,
-        /// When the server's key of this owner ends; none if it never had one or was robbed.
-        server_ends_at: Option<Moment>,
-        /// Somebody took or deleted the lock by force, which no clock of ours can show.
-        robbed: bool,
-        told: Option<Lost>,
-        let_go: bool,
-        releases_after_loss: u32,
-        /// What was sent and is not answered yet, and how it will be.
-        in_flight: Vec<(Moment, Answer)>,
-        /// Whether answers may come late, and the holder asks for more than to let go.
-        eventful: bool,
-        renewed_now: bool,
-        extended: bool,
-        renewals: u32,
-        failed: bool,
-    }
-
-    /// The good things that must happen on some path, or a lease that does nothing would pass.
-    #[derive(Default)]
-    struct Seen {
-        paths: u64,
-        renewed_twice: bool,
-        recovered_after_failure: bool,
-        lost: std::collections::HashSet<Lost>,
-        released: bool,
-        kept: bool,
-        answered_late: bool,
-        extended: bool,
-    }
-
-    /// How the world answers an attempt: after so many 6000ths of the ttl, or later, when other
-    /// things have happened.
-    const FATES: [(Carried, Answer, Option<u32>); 10] = [
-        (Carried::Out, Answer::Yes, Some(0)),
-        (Carried::Out, Answer::Yes, Some(900)),
-        (Carried::Out, Answer::Yes, Some(7000)), // read after a stop of the process
-        (Carried::Out, Answer::Yes, None),
-        (Carried::Out, Answer::Failed, Some(1000)), // the reply was lost
-        (Carried::Nowhere, Answer::Failed, Some(0)),
-        (Carried::Nowhere, Answer::Failed, Some(1000)),
-        (Carried::Nowhere, Answer::Failed, None),
-        (Carried::TooLate, Answer::No(Lost::Taken), Some(1)),
-        (Carried::TooLate, Answer::No(Lost::Gone), Some(900)),
-    ];
-
-    #[derive(Clone, Copy, PartialEq)]
-    enum Carried {
-        Out,
-        Nowhere,
-        /// Somebody took the lock by force before.
-        TooLate,
-    }
-
-    impl World {
-        fn granted(ttl: Duration, max_hold: Option<Duration>, now: Moment) -> World {
-            World {
-                now,
-                lease: Lease::granted(Terms { ttl, max_hold }, START, now),
-                ttl: counted(ttl),
-                server_ends_at: Some(START + ttl),
-                robbed: false,
-                told: None,
-                let_go: false,
-                releases_after_loss: 0,
-                in_flight: Vec::new(),
-                eventful: true,
-                renewed_now: false,
-                extended: false,
-                renewals: 0,
-                failed: false,
-            }
-        }
-
-        fn check(&self) {
-            let believed = !self.let_go && self.told.is_none() && self.now < self.lease.ends_at();
-            if believed && !self.robbed {
-                let end = self
-                    .server_ends_at
-                    .expect("believed, but the server never granted");
-                assert!(
-                    end > self.now,
-                    "believed {:?} after the server's end",
-                    self.now.since(end)
-                );
-            }
-        }
-
-        /// Every thing that can happen next, and what follows it.
-        fn step(&self, depth: u32, seen: &mut Seen) {
-            self.check();
-            if depth == 0 {
-                seen.paths += 1;
-                return;
-            }
-            self.hear_the_holder(depth, seen);
-            for index in 0..self.in_flight.len() {
-                let mut after = self.clone();
-                let (sent_at, answer) = after.in_flight.remove(index);
-                let awaited = after.lease.answered(sent_at, answer, after.now);
-                seen.answered_late |= !awaited;
-                after.step(depth - 1, seen);
-            }
-            let mut world = self.clone();
-            match world.lease.next(self.now) {
-                Action::Sleep(until) => {
-                    assert!(until > self.now, "would spin");
-                    for stopped in [ms(0), self.ttl * 2] {
-                        let mut later = world.clone();
-                        later.now = until + stopped;
-                        later.step(depth - 1, seen);
-                    }
-                }
-                Action::Renew { ttl, give_up_at } => {
-                    assert!(
-                        world
-                            .told
-                            .is_none_or(|lost| lost == Lost::MaxHold && world.let_go)
-                    );
-                    world.check_attempt(give_up_at);
-                    seen.kept |= world.let_go;
-                    seen.extended |= ttl > self.ttl && !world.let_go;
-                    // What the wire carries: whole milliseconds, one at least.
-                    let ttl = ms((ttl.as_millis() as u64).max(1));
-                    world.attempt(depth, seen, |now| Some(now + ttl));
-                }
-                Action::Release { give_up_at } => {
-                    assert!(world.let_go, "released under the holder");
-                    world.check_attempt(give_up_at);
-                    world.releases_after_loss +=
-                        u32::from(world.lease.lost() == Some(Lost::Expired));
-                    assert!(world.releases_after_loss <= 1);
-                    seen.released = true;
-                    world.attempt(depth, seen, |_| None);
-                }
-                Action::Lose(lost) => {
-                    assert!(!world.let_go && world.told.is_none(), "told twice");
-                    if lost == Lost::Expired {
-                        assert!(self.now >= self.lease.ends_at());
-                    }
-                    seen.lost.insert(lost);
-                    world.told = Some(lost);
-                    world.step(depth - 1, seen);
-                }
-                Action::Idle => assert!(world.told.is_some()),
-                Action::End => assert!(world.let_go),
-            }
-        }
-
-        fn hear_the_holder(&self, depth: u32, seen: &mut Seen) {
-            if self.let_go {
-                return;
-            }
-            for keep_for in [ms(0), self.ttl * 2] {
-                if self.eventful || keep_for.is_zero() {
-                    let mut after = self.clone();
-                    after.let_go = true;
-                    after.lease.give_up(self.now + keep_for, self.now);
-                    after.step(depth - 1, seen);
-                }
-            }
-            if !self.eventful {
-                return;
-            }
-            if !self.renewed_now {
-                let mut after = self.clone();
-                after.renewed_now = true;
-                after.lease.renew_now(self.now);
-                after.step(depth - 1, seen);
-            }
-            if !self.extended {
-                for ttl in [self.ttl / 2, self.ttl * 3] {
-                    let mut after = self.clone();
-                    after.extended = true;
-                    after.lease.extend(ttl, self.now);
-                    after.step(depth - 1, seen);
-                }
-            }
-        }
-
-        fn check_attempt(&self, give_up_at: Moment) {
-            let longest = part(self.ttl, 6).min(LONGEST_ATTEMPT);
-            assert!(give_up_at > self.now && give_up_at.since(self.now) <= longest);
-            let named = |(sent_at, _): &(Moment, Answer)| *sent_at == self.now;
-            assert!(
-                !self.in_flight.iter().any(named),
-                "two attempts of one name"
-            );
-        }
-
-        fn attempt(&self, depth: u32, seen: &mut Seen, end: impl Fn(Moment) -> Option<Moment>) {
-            for (carried, answer, delay) in FATES {
-                if delay.is_none() && (!self.eventful || !self.in_flight.is_empty()) {
-                    continue;
-                }
-                let mut after = self.clone();
-                let sent_at = self.now;
-                let answer = after.meet(carried, answer, &end);
-                match delay {
-                    None => after.in_flight.push((sent_at, answer)),
-                    Some(delay) => {
-                        after.now = sent_at + self.ttl * delay / 6000;
-                        after.lease.answered(sent_at, answer, after.now);
-                    }
-                }
-                after.renewals += u32::from(answer == Answer::Yes && !self.let_go);
-                seen.renewed_twice |= after.renewals == 2;
-                seen.recovered_after_failure |= after.failed && answer == Answer::Yes;
-                after.failed |= answer == Answer::Failed;
-                after.step(depth - 1, seen);
-            }
-        }
-
-        /// What the server does with what is sent now, and answers.
-        fn meet(
-            &mut self,
-            carried: Carried,
-            answer: Answer,
-            end: impl Fn(Moment) -> Option<Moment>,
-        ) -> Answer {
-            let alive = self.server_ends_at.is_some_and(|end| end > self.now);
-            match carried {
-                Carried::Out if alive => {
-                    self.server_ends_at = end(self.now);
-                    answer
-                }
-                Carried::Out if answer == Answer::Yes => Answer::No(Lost::Gone),
-                Carried::TooLate => {
-                    self.server_ends_at = None;
-                    self.robbed = true;
-                    answer
-                }
-                _ => answer,
-            }
-        }
-    }
-
-    /// All that can happen to leases of this ttl, so many steps deep.
-    fn explore(ttl: Duration, depth: u32, eventful: bool) -> Seen {
-        let mut seen = Seen::default();
-        let of_ttl = |part: u32| counted(ttl) * part / 6000;
-        for (max_hold, reply_after) in [(None, 0), (None, 5400), (Some(of_ttl(3000)), 0)] {
-            let now = START + of_ttl(reply_after);
-            let mut world = World::granted(ttl, max_hold, now);
-            world.eventful = eventful;
-            world.step(depth, &mut seen);
-        }
-        assert!(seen.paths > 10_000, "only {} paths", seen.paths);
-        assert!(seen.renewed_twice && seen.recovered_after_failure && seen.released);
-        for lost in [Lost::Taken, Lost::Gone, Lost::Expired, Lost::MaxHold] {
-            assert!(seen.lost.contains(&lost), "{lost:?} never happened");
-        }
-        seen
-    }
-
-    #[test]
-    fn no_sequence_of_events_makes_the_holder_believe_too_long() {
-        explore(TTL, 11, false);
-    }
-
-    #[test]
-    fn nor_does_one_with_late_answers_extensions_and_locks_that_are_kept() {
-        for ttl in TTLS {
-            let seen = explore(ttl, 7, true);
-            assert!(seen.kept && seen.answered_late);
-            assert!(seen.extended || ttl == MAX_TTL, "which cannot be longer");
-        }
     }
 }

@@ -2,7 +2,7 @@
 //! longer hold it**.
 //!
 //! The server decides who holds a lock and who is next; this crate asks it, renews what is held
-//! from a watchdog thread of its own, and tells a loss before anybody else can hold the lock.
+//! from a watchdog thread of its own, and reports a loss before anybody else can hold the lock.
 //!
 //! # A job that must not run twice
 //!
@@ -60,7 +60,7 @@
 //!
 //! # struct Database;
 //! # impl Database { async fn lend(&self, _: u32, _: &str, _: u64) -> Result<(), Error> { Ok(()) } }
-//! /// The status and the text of the answer.
+//! /// The status and the text of the response.
 //! async fn lend(
 //!     lockkeeper: &Lockkeeper,
 //!     database: &Database,
@@ -83,7 +83,7 @@
 //! # Code that blocks
 //!
 //! The watchdog is a thread of its own, so a thread that blocks loses nothing. Whatever waits for
-//! an answer has a twin for threads that may block: [`Acquire::blocking`],
+//! a reply has a twin for threads that may block: [`Acquire::blocking`],
 //! [`blocking_run`](Acquire::blocking_run), [`Held::blocking_release`],
 //! [`Lockkeeper::blocking_info`] and so on. They panic inside an asynchronous task, which they
 //! would block.
@@ -116,7 +116,7 @@
 //!   runs through suspend, counted from before the last acknowledged request was sent;
 //!   [`Held::lost`] resolves before the server can give the lock to another, unless the machine is
 //!   so busy that it wakes threads late, when `remaining` is still right. A holder that is deleted or
-//!   robbed learns it at its next renewal.
+//!   taken over by force learns it at its next renewal.
 //! - **Nothing of yours stops a renewal.** The watchdog is a thread of its own: user code that
 //!   blocks its runtime, waits for another lock, or ends its runtime does not matter to it.
 //! - **Nothing is left behind.** A handle that is dropped, a task that panics, an acquire that is
@@ -137,7 +137,7 @@
 //!
 //! # Features
 //!
-//! `tls` for `rediss://`, `sentinel` and `cluster`; none by default. What happens is told to
+//! `tls` for `rediss://`, `sentinel` and `cluster`; none by default. What happens is reported to
 //! [`tracing`](https://docs.rs/tracing): grants and releases as debug, failed renewals as
 //! warnings, losses as errors.
 //!
@@ -147,42 +147,50 @@
 //! clock that runs through suspend, elsewhere the larger of what the monotonic and the wall clock
 //! say has passed counts.
 //!
-//! # The rooms
+//! # The modules
+//!
+//! Each knows only those below it.
 //!
 //! | module | knows |
 //! |---|---|
-//! | `lease` | until when a lock may be believed and what to do when: no clock, no I/O |
+//! | `lockkeeper`, `builder`, `acquire`, `held` | what an application sees |
 //! | `watchdog` | the one loop that owns all leases |
-//! | `asking` | how a lock is asked for, and asked for again |
-//! | `network` | which connections there are, and which is asked |
-//! | `connection` | one of them, and how it is given up |
-//! | `place` | where the server is: one address, Sentinel, Cluster |
-//! | `wire` | the four commands and their replies |
-//! | `printable` | how keys and owners are shown |
-//! | `pending` | what the watchdog was asked and has not answered yet |
-//! | `bytes` | what keys and owners may be given as |
-//! | `acquire`, `held` | what an application sees |
+//! | `message`, `pending`, `status` | what handles ask of it, the result to come, what it reports |
+//! | `acquisition` | how a lock is asked for, and asked for again |
+//! | `network` | which connections there are, and which is used |
+//! | `topology` | where the server is: one address, Sentinel, Cluster |
+//! | `connection` | one connection, and how it is given up |
+//! | `wire` | the four commands, their replies and their limits |
+//! | `lease` | until when a lock may be believed and what to do when: no clock, no I/O |
+//! | `limits`, `bytes`, `printable`, `clock`, `error` | what may be asked for, how keys are given and shown, the time, what can fail |
 #![deny(missing_docs, unsafe_code)]
 
 mod acquire;
-mod asking;
+mod acquisition;
+mod builder;
 mod bytes;
 mod clock;
 mod connection;
 mod error;
 mod held;
 mod lease;
+mod limits;
+mod lockkeeper;
+mod message;
 mod network;
 mod pending;
-mod place;
 mod printable;
+mod status;
+mod topology;
 mod watchdog;
 mod wire;
 
-pub use acquire::{Acquire, Acquired, Builder, CloseOnDrop, Lockkeeper, Ran};
+pub use acquire::{Acquire, Acquired, Ran};
+pub use builder::Builder;
 pub use bytes::ToBytes;
 pub use error::Error;
-pub use held::{Held, Released, Renewed};
-pub use lease::Lost;
+pub use held::Held;
+pub use lease::{Lost, Released, Renewed, Reply};
+pub use lockkeeper::{CloseOnDrop, Lockkeeper};
 pub use printable::printable;
 pub use wire::{Info, Waiter};

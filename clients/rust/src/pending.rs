@@ -1,4 +1,4 @@
-//! What the watchdog has been asked and has not answered yet.
+//! The result of a message to the watchdog that is still to come.
 
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
@@ -9,28 +9,28 @@ use tokio::sync::oneshot;
 
 use crate::error::Error;
 
-/// Resolves when the watchdog answers; needs no particular runtime.
+/// Resolves with the watchdog's result; needs no particular runtime.
 #[derive(Debug)]
 pub(crate) struct Pending<T> {
     receiver: oneshot::Receiver<Result<T, Error>>,
-    /// Gone when nobody waits for the answer any more.
+    /// Gone when nobody waits for the result any more.
     caller: Arc<()>,
-    /// The process that asked: in a fork of it there is no watchdog that could answer.
+    /// The process that asked: in a fork of it there is no watchdog.
     pid: u32,
 }
 
 impl<T> Pending<T> {
     pub(crate) fn new() -> (oneshot::Sender<Result<T, Error>>, Pending<T>) {
-        let (reply, receiver) = oneshot::channel();
+        let (responder, receiver) = oneshot::channel();
         let pending = Pending {
             receiver,
             caller: Arc::default(),
             pid: std::process::id(),
         };
-        (reply, pending)
+        (responder, pending)
     }
 
-    /// Tells whether somebody still waits for the answer, without holding its sender.
+    /// Shows whether somebody still waits for the result, without holding the responder.
     pub(crate) fn caller(&self) -> Weak<()> {
         Arc::downgrade(&self.caller)
     }
@@ -43,14 +43,14 @@ impl<T> Pending<T> {
             .unwrap_or_else(|_| Err(no_watchdog()))
     }
 
-    /// As [`blocking`](Pending::blocking), but anywhere: the watchdog answers from its own thread,
+    /// As [`blocking`](Pending::blocking), but anywhere: the watchdog runs in its own thread,
     /// so the runtime that is blocked is not needed for it.
     pub(crate) fn park(self) -> Result<T, Error> {
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut pending = pin!(self);
         loop {
             match pending.as_mut().poll(&mut Context::from_waker(&waker)) {
-                Poll::Ready(answer) => return answer,
+                Poll::Ready(result) => return result,
                 Poll::Pending => thread::park(),
             }
         }
@@ -62,7 +62,7 @@ impl<T> Future for Pending<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match Pin::new(&mut self.receiver).poll(cx) {
-            Poll::Ready(answer) => Poll::Ready(answer.unwrap_or_else(|_| Err(no_watchdog()))),
+            Poll::Ready(result) => Poll::Ready(result.unwrap_or_else(|_| Err(no_watchdog()))),
             Poll::Pending if self.pid != std::process::id() => Poll::Ready(Err(Error::Forked)),
             Poll::Pending => Poll::Pending,
         }

@@ -1,20 +1,26 @@
-//! The four commands as they are sent, and their replies as they are read: the one place that
-//! knows the protocol.
+//! The four commands as they are sent, and their replies as they are read: the one module
+//! that knows the protocol.
 
 use std::time::Duration;
 
 use redis::{Cmd, Value, cmd};
 
 use crate::error::Error;
-use crate::lease::{Lost, MAX_TTL};
+use crate::lease::{Lost, Reply};
 
-/// Rounded down, so that we never count on more than the server was asked for, and at most what the module
-/// takes, of a timeout as of a ttl.
+/// The longest owner that the module takes, in bytes: see `docs/commands/lock.acquire.md`.
+pub(crate) const MAX_OWNER: usize = 512;
+
+/// The longest ttl and the longest WAIT that the module takes, see `docs/commands/lock.acquire.md`:
+/// 2^53 - 1 ms, up to which a double, and so every language, counts exactly.
+pub(crate) const MAX_TTL: Duration = Duration::from_millis((1 << 53) - 1);
+
+/// Rounded down, so that we never count on more than the server was asked for.
 fn ms(duration: Duration) -> u64 {
     duration.min(MAX_TTL).as_millis() as u64
 }
 
-/// `wait` of none is one try.
+/// `LOCK.ACQUIRE key owner ttl-ms [WAIT timeout-ms]`. A `wait` of none is one try.
 pub(crate) fn acquire(key: &[u8], owner: &str, ttl: Duration, wait: Option<Duration>) -> Cmd {
     let mut command = cmd("LOCK.ACQUIRE");
     command.arg(key).arg(owner).arg(ms(ttl));
@@ -24,19 +30,21 @@ pub(crate) fn acquire(key: &[u8], owner: &str, ttl: Duration, wait: Option<Durat
     command
 }
 
-/// At least 1 ms: the module takes no 0.
+/// `LOCK.RENEW key owner ttl-ms`, of at least 1 ms: the module takes no 0.
 pub(crate) fn renew(key: &[u8], owner: &str, ttl: Duration) -> Cmd {
     let mut command = cmd("LOCK.RENEW");
     command.arg(key).arg(owner).arg(ms(ttl).max(1));
     command
 }
 
+/// `LOCK.RELEASE key owner`.
 pub(crate) fn release(key: &[u8], owner: &[u8]) -> Cmd {
     let mut command = cmd("LOCK.RELEASE");
     command.arg(key).arg(owner);
     command
 }
 
+/// `LOCK.INFO key`.
 pub(crate) fn info(key: &[u8]) -> Cmd {
     let mut command = cmd("LOCK.INFO");
     command.arg(key);
@@ -47,7 +55,7 @@ fn unexpected(value: &Value) -> Error {
     Error::Unreachable(format!("what answers is not Lockkeeper, it said {value:?}"))
 }
 
-/// What ACQUIRE answered: the fence, or none when the lock is busy.
+/// The reply to ACQUIRE: the fence, or none when the lock is busy.
 pub(crate) fn fence(value: Value) -> Result<Option<u64>, Error> {
     match value {
         Value::Int(fence) if fence > 0 => Ok(Some(fence as u64)),
@@ -56,12 +64,12 @@ pub(crate) fn fence(value: Value) -> Result<Option<u64>, Error> {
     }
 }
 
-/// How RENEW or RELEASE was refused; none if it was not. Only exactly 1 is a yes.
-pub(crate) fn refused(value: Value) -> Result<Option<Lost>, Error> {
+/// The reply to RENEW or RELEASE. Only exactly 1 is a yes.
+pub(crate) fn reply(value: Value) -> Result<Reply, Error> {
     match value {
-        Value::Int(1) => Ok(None),
-        Value::Int(0) => Ok(Some(Lost::Taken)),
-        Value::Nil => Ok(Some(Lost::Gone)),
+        Value::Int(1) => Ok(Reply::Yes),
+        Value::Int(0) => Ok(Reply::Lost(Lost::Taken)),
+        Value::Nil => Ok(Reply::Lost(Lost::Gone)),
         other => Err(unexpected(&other)),
     }
 }
@@ -122,8 +130,8 @@ impl Info {
                 b"ttl-ms" => info.ttl = number(&value).map(Duration::from_millis),
                 b"waiters" => info.waiters = number(&value)?,
                 b"queue" => {
-                    for place in value.into_sequence().ok()? {
-                        info.queue.push(Waiter::read(place)?);
+                    for waiter in value.into_sequence().ok()? {
+                        info.queue.push(Waiter::read(waiter)?);
                     }
                 }
                 _ => {}
@@ -134,9 +142,9 @@ impl Info {
 }
 
 impl Waiter {
-    fn read(place: Value) -> Option<Waiter> {
+    fn read(value: Value) -> Option<Waiter> {
         let (mut owner, mut waited) = (None, None);
-        for (name, value) in place.into_map_iter().ok()? {
+        for (name, value) in value.into_map_iter().ok()? {
             match bytes(name)?.as_slice() {
                 b"owner" => owner = bytes(value),
                 b"waited-ms" => waited = number(&value).map(Duration::from_millis),

@@ -20,7 +20,7 @@ mod diagnosis;
 mod sentinel;
 mod url;
 
-/// What a place is reached with besides its address.
+/// What a server is reached with besides its address.
 #[derive(Clone, Default)]
 pub(crate) struct Credentials {
     /// Wins over the one in the URL, so that the URL can be shown.
@@ -35,9 +35,16 @@ pub(crate) struct Credentials {
     pub(crate) insecure: bool,
 }
 
-/// One server of the place. A standalone server and the master of the moment have no name.
+/// One server. A standalone server and the master of the moment have no name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Node(Option<Arc<str>>);
+
+#[cfg(test)]
+impl Node {
+    pub(crate) fn named(name: &str) -> Node {
+        Node(Some(Arc::from(name)))
+    }
+}
 
 /// Sent again to another node: the key has moved there.
 pub(crate) struct Redirect {
@@ -46,7 +53,7 @@ pub(crate) struct Redirect {
     pub(crate) asking: bool,
 }
 
-pub(crate) enum Place {
+pub(crate) enum Topology {
     One(Client),
     #[cfg(feature = "sentinel")]
     Sentinel(sentinel::Sentinel),
@@ -56,8 +63,8 @@ pub(crate) enum Place {
 
 // Only a cluster has more than one node to tell apart.
 #[cfg_attr(not(feature = "cluster"), allow(unused_variables))]
-impl Place {
-    pub(crate) fn parse(url: &str, credentials: &Credentials) -> Result<Place, Error> {
+impl Topology {
+    pub(crate) fn parse(url: &str, credentials: &Credentials) -> Result<Topology, Error> {
         let mut url = Url::parse(url)?;
         if let Some(password) = &credentials.password {
             url.login.password = Some(password.clone());
@@ -66,7 +73,7 @@ impl Place {
         match url.kind.clone() {
             Kind::One => {
                 let info = url.info(&url.addresses[0])?;
-                Ok(Place::One(client(info, credentials)?))
+                Ok(Topology::One(client(info, credentials)?))
             }
             #[cfg(feature = "sentinel")]
             Kind::Sentinel { master } => {
@@ -74,13 +81,13 @@ impl Place {
                     url.sentinel_login.password = Some(password.clone());
                 }
                 let sentinel = sentinel::Sentinel::new(url, master, credentials.clone())?;
-                Ok(Place::Sentinel(sentinel))
+                Ok(Topology::Sentinel(sentinel))
             }
             #[cfg(feature = "cluster")]
             Kind::Cluster => {
                 let nodes = url.addresses.iter().map(|address| url.info(address));
                 let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
-                Ok(Place::Cluster(cluster::Cluster::new(
+                Ok(Topology::Cluster(cluster::Cluster::new(
                     nodes,
                     credentials.clone(),
                 )))
@@ -95,7 +102,7 @@ impl Place {
     /// The node that serves the key, as far as is known.
     pub(crate) fn node_of(&self, key: &[u8]) -> Node {
         #[cfg(feature = "cluster")]
-        if let Place::Cluster(cluster) = self {
+        if let Topology::Cluster(cluster) = self {
             return cluster.node_of(key);
         }
         Node(None)
@@ -104,15 +111,15 @@ impl Place {
     /// How to connect to the node now.
     pub(crate) async fn client(&self, node: &Node) -> Result<Client, Error> {
         match self {
-            Place::One(client) => Ok(client.clone()),
+            Topology::One(client) => Ok(client.clone()),
             #[cfg(feature = "sentinel")]
-            Place::Sentinel(sentinel) => sentinel.client().await,
+            Topology::Sentinel(sentinel) => sentinel.client().await,
             #[cfg(feature = "cluster")]
-            Place::Cluster(cluster) => Ok(cluster.client(node)?),
+            Topology::Cluster(cluster) => Ok(cluster.client(node)?),
         }
     }
 
-    /// What the error that `node` answered says to people.
+    /// The error for people that the error reply of `node` means.
     pub(crate) fn refusal(&self, node: &Node, error: &redis::ServerError) -> Error {
         let unknown = error.code() == "ERR"
             && error.details().is_some_and(|it| {
@@ -133,46 +140,50 @@ impl Place {
 
     fn address(&self, node: &Node) -> String {
         match self {
-            Place::One(client) => diagnosis::shown(client.get_connection_info().addr()),
+            Topology::One(client) => diagnosis::shown(client.get_connection_info().addr()),
             #[cfg(feature = "sentinel")]
-            Place::Sentinel(sentinel) => sentinel.last_known(),
+            Topology::Sentinel(sentinel) => sentinel.last_known(),
             #[cfg(feature = "cluster")]
-            Place::Cluster(_) => printable(node.0.as_deref().unwrap_or_default().as_bytes()),
+            Topology::Cluster(_) => printable(node.0.as_deref().unwrap_or_default().as_bytes()),
         }
     }
 
     /// Whether a server that takes no writes is the wrong one, and the right one can be found.
     pub(crate) fn fails_over(&self) -> bool {
-        !matches!(self, Place::One(_))
+        !matches!(self, Topology::One(_))
     }
 
-    /// The node does not answer: its keys may have moved to another.
+    /// The node does not reply: its keys may have moved to another.
     pub(crate) fn failed(&self, node: &Node) {
         #[cfg(feature = "cluster")]
-        if let Place::Cluster(cluster) = self {
+        if let Topology::Cluster(cluster) = self {
             cluster.failed(node);
         }
     }
 
-    /// Where the error that `node` answered sends us, if it does. Remembers it for the slot.
+    /// Where the error reply of `node` sends us, if it does. Remembers it for the slot.
     pub(crate) fn redirect(&self, node: &Node, error: &redis::ServerError) -> Option<Redirect> {
         #[cfg(feature = "cluster")]
-        if let Place::Cluster(cluster) = self {
+        if let Topology::Cluster(cluster) = self {
             return cluster.redirect(node, error);
         }
         None
     }
 
     /// Asks for the map of a cluster over a fresh connection to one of its nodes.
-    pub(crate) async fn learn(&self, node: &Node, line: &mut redis::aio::MultiplexedConnection) {
+    pub(crate) async fn learn(
+        &self,
+        node: &Node,
+        connection: &mut redis::aio::MultiplexedConnection,
+    ) {
         #[cfg(feature = "cluster")]
-        if let Place::Cluster(cluster) = self {
-            cluster.learn(node, line).await;
+        if let Topology::Cluster(cluster) = self {
+            cluster.learn(node, connection).await;
         }
     }
 }
 
-/// A machine that vanished says nothing: without keep-alive a wait on it would never end. After
+/// A machine that vanished sends nothing: without keep-alive a wait on it would never end. After
 /// 10 s of silence and three unanswered probes the connection counts as broken; so it does, on Linux,
 /// when a request was not received for that long, during which nothing is probed.
 fn tcp() -> TcpSettings {
@@ -188,11 +199,11 @@ fn tcp() -> TcpSettings {
     settings
 }
 
-/// Connects, or tells why that cannot be, with the address.
+/// Connects. The error has the address and the reason.
 pub(crate) async fn connect(client: &Client) -> Result<Connection, Error> {
     let connected = tokio::select! {
         connected = Connection::to(client) => connected,
-        // Plain Redis takes the first words of TLS for half a line, and waits for the other half.
+        // Plain Redis takes the first bytes of TLS for half a line, and waits for the other half.
         error = diagnosis::speaks_no_tls(client) => return Err(error),
     };
     match connected {
@@ -234,7 +245,7 @@ fn with_host(pattern: &ConnectionAddr, name: String, number: u16) -> ConnectionA
 }
 
 /// What is given for TLS is used, or refused: not silently left aside. A file that is no PEM would
-/// be an authority that signed nothing, and told only as a certificate that nobody knows.
+/// be an authority that signed nothing, and the error would only be an unknown certificate.
 #[cfg(feature = "tls")]
 fn check_tls(url: &mut Url, credentials: &Credentials) -> Result<(), Error> {
     use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};

@@ -16,8 +16,8 @@ use tokio::time::{sleep, timeout};
 use crate::error::Error;
 use crate::printable::{printable, without_controls};
 
-/// How long an answer may take that the server gives without thinking.
-const ANSWER_WITHIN: Duration = Duration::from_millis(300);
+/// How long a reply may take for which the server has nothing to do.
+const REPLY_WITHIN: Duration = Duration::from_millis(300);
 
 /// A TLS handshake that takes longer may be none at all, which is asked on a second connection.
 const HANDSHAKE_WITHIN: Duration = Duration::from_millis(500);
@@ -46,11 +46,11 @@ pub(super) async fn speaks_no_tls(client: &Client) -> Error {
 /// What `error`, with which a connection could not be made, means.
 pub(super) async fn explain(client: &Client, error: RedisError) -> Error {
     let address = client.get_connection_info().addr();
-    let told = match error.kind() {
+    let explained = match error.kind() {
         ErrorKind::AuthenticationFailed | ErrorKind::Server(_) | ErrorKind::Extension => {
             match log_in_again(client).await {
                 None => listen(address).await,
-                told => told,
+                explained => explained,
             }
         }
         ErrorKind::Io if !error.is_connection_refusal() && !error.is_timeout() => {
@@ -58,7 +58,7 @@ pub(super) async fn explain(client: &Client, error: RedisError) -> Error {
         }
         _ => None,
     };
-    at(address, told.unwrap_or_else(|| Error::from(error)))
+    at(address, explained.unwrap_or_else(|| Error::from(error)))
 }
 
 fn at(address: &ConnectionAddr, error: Error) -> Error {
@@ -102,7 +102,7 @@ async fn log_in_again(client: &Client) -> Option<Error> {
         }
         None
     };
-    timeout(2 * ANSWER_WITHIN, Box::pin(log_in)).await.ok()?
+    timeout(2 * REPLY_WITHIN, Box::pin(log_in)).await.ok()?
 }
 
 /// What whoever is at the address says by themselves, or to a few bytes of the other kind than
@@ -111,12 +111,12 @@ async fn listen(address: &ConnectionAddr) -> Option<Error> {
     match address {
         ConnectionAddr::Tcp(host, port) => {
             let stream = tokio::net::TcpStream::connect((host.as_str(), *port));
-            let mut stream = timeout(ANSWER_WITHIN, stream).await.ok()?.ok()?;
-            if let Some(error) = refusal(&hear(&mut stream).await) {
+            let mut stream = timeout(REPLY_WITHIN, stream).await.ok()?.ok()?;
+            if let Some(error) = refusal(&read_line(&mut stream).await) {
                 return Some(error);
             }
             stream.write_all(&HELLO).await.ok()?;
-            let answer = hear(&mut stream).await;
+            let answer = read_line(&mut stream).await;
             (answer.first() == Some(&ALERT)).then(|| {
                 Error::Unreachable(
                     "this port speaks TLS: write rediss:// instead of redis://".to_owned(),
@@ -125,14 +125,14 @@ async fn listen(address: &ConnectionAddr) -> Option<Error> {
         }
         ConnectionAddr::TcpTls { host, port, .. } => {
             let stream = tokio::net::TcpStream::connect((host.as_str(), *port));
-            let mut stream = timeout(ANSWER_WITHIN, stream).await.ok()?.ok()?;
-            let mut answer = hear(&mut stream).await;
+            let mut stream = timeout(REPLY_WITHIN, stream).await.ok()?.ok()?;
+            let mut answer = read_line(&mut stream).await;
             if let Some(error) = refusal(&answer) {
                 return Some(error);
             }
             if answer.is_empty() {
                 stream.write_all(b"PING\r\n").await.ok()?;
-                answer = hear(&mut stream).await;
+                answer = read_line(&mut stream).await;
             }
             matches!(answer.first(), Some(b'+' | b'-')).then(|| {
                 Error::Unreachable(
@@ -145,22 +145,22 @@ async fn listen(address: &ConnectionAddr) -> Option<Error> {
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => {
             let stream = tokio::net::UnixStream::connect(path);
-            let mut stream = timeout(ANSWER_WITHIN, stream).await.ok()?.ok()?;
-            refusal(&hear(&mut stream).await)
+            let mut stream = timeout(REPLY_WITHIN, stream).await.ok()?.ok()?;
+            refusal(&read_line(&mut stream).await)
         }
         _ => None,
     }
 }
 
-async fn hear(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Vec<u8> {
-    let mut heard = Vec::new();
-    // The longest known, of protected mode, has 1,000 bytes. One that goes on talking is cut.
+async fn read_line(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Vec<u8> {
+    let mut line = Vec::new();
+    // The longest known, of protected mode, has 1,000 bytes. What is longer is cut.
     let mut stream = stream.take(4096);
-    let line = async {
-        while !heard.ends_with(b"\n") && stream.read_buf(&mut heard).await.is_ok_and(|n| n > 0) {}
+    let read = async {
+        while !line.ends_with(b"\n") && stream.read_buf(&mut line).await.is_ok_and(|n| n > 0) {}
     };
-    let _ = timeout(ANSWER_WITHIN, line).await;
-    heard
+    let _ = timeout(REPLY_WITHIN, read).await;
+    line
 }
 
 /// An error line that a server sends unasked, before it closes.

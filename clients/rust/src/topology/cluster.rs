@@ -1,5 +1,5 @@
 //! Which node of a cluster serves which slot. The map is read when a connection is made, and
-//! corrected by every MOVED; a node that fails is struck out, so that another is asked, who knows.
+//! corrected by every MOVED; a node that fails is asked last from then on.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -95,11 +95,15 @@ impl Cluster {
         })
     }
 
-    pub(super) async fn learn(&self, node: &Node, line: &mut redis::aio::MultiplexedConnection) {
+    pub(super) async fn learn(
+        &self,
+        node: &Node,
+        connection: &mut redis::aio::MultiplexedConnection,
+    ) {
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");
-        // A node that will not tell is no obstacle: MOVED tells, slot by slot.
-        if let Ok(Value::Array(ranges)) = line.send_packed_command(&ask).await {
+        // A node that refuses is no obstacle: MOVED corrects the map slot by slot.
+        if let Ok(Value::Array(ranges)) = connection.send_packed_command(&ask).await {
             let mut map = self.map();
             for range in &ranges {
                 let _ = map.learn(node, range);
@@ -110,7 +114,7 @@ impl Cluster {
 
 impl Map {
     /// `[first slot, last slot, [host, port, …] of the master, …]`.
-    fn learn(&mut self, told_by: &Node, range: &Value) -> Option<()> {
+    fn learn(&mut self, source: &Node, range: &Value) -> Option<()> {
         let range = range.as_sequence()?;
         let number = |value: &Value| match value {
             Value::Int(number) => u16::try_from(*number).ok(),
@@ -123,7 +127,7 @@ impl Map {
             Value::SimpleString(host) => host.clone(),
             _ => String::new(),
         };
-        let node = address_of(told_by, &format!("{host}:{}", number(master.get(1)?)?));
+        let node = address_of(source, &format!("{host}:{}", number(master.get(1)?)?));
         self.add(&node);
         for slot in (first..=last).filter_map(Slot::new) {
             self.slots.insert(slot, Arc::clone(&node));
@@ -133,10 +137,10 @@ impl Map {
 }
 
 /// A node that does not know its own name leaves it out: it is the one we asked.
-fn address_of(told_by: &Node, address: &str) -> Arc<str> {
-    match (address.strip_prefix(':'), told_by.0.as_deref()) {
-        (Some(port), Some(told_by)) => {
-            let host = told_by.rsplit_once(':').map_or(told_by, |(host, _)| host);
+fn address_of(source: &Node, address: &str) -> Arc<str> {
+    match (address.strip_prefix(':'), source.0.as_deref()) {
+        (Some(port), Some(source)) => {
+            let host = source.rsplit_once(':').map_or(source, |(host, _)| host);
             Arc::from(format!("{host}:{port}"))
         }
         _ => Arc::from(address),

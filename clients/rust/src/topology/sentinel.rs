@@ -1,4 +1,4 @@
-//! The master that Sentinel names. The sentinels are asked in turn, and what is wrong is told with
+//! The master that Sentinel names. The sentinels are asked in turn, and what is wrong is reported with
 //! the address of the one it is wrong with.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,18 +12,18 @@ use super::{Credentials, url::Url};
 use crate::error::Error;
 use crate::printable::printable;
 
-/// A sentinel, or the master that it names, that has not answered by then is passed over. Four of
+/// A sentinel, or the master that it names, that has not replied by then is passed over. Four of
 /// them fit into the time for one connection.
-const ANSWER_WITHIN: Duration = Duration::from_millis(1200);
+const REPLY_WITHIN: Duration = Duration::from_millis(1200);
 
 pub(crate) struct Sentinel {
-    /// Of which the first is the one that answered last.
+    /// The first is the one that replied last.
     sentinels: Mutex<Vec<Client>>,
     master: String,
     /// Everything about the master but its address.
     url: Url,
     credentials: Credentials,
-    /// Where the master was when somebody last looked.
+    /// Where the master was when a sentinel was last asked.
     last_known: Mutex<Option<String>>,
 }
 
@@ -48,13 +48,13 @@ impl Sentinel {
         })
     }
 
-    /// Where the master was, for sentences.
+    /// Where the master was, for error messages.
     pub(super) fn last_known(&self) -> String {
         let last_known = lock(&self.last_known).clone();
         last_known.unwrap_or_else(|| format!("the master '{}'", printable(self.master.as_bytes())))
     }
 
-    /// The master of now, which says itself that it is one. A sentinel may not have noticed a
+    /// The present master, which confirms that it is one. A sentinel may not have noticed a
     /// failover yet: then the next one is asked.
     pub(super) async fn client(&self) -> Result<Client, Error> {
         let sentinels = lock(&self.sentinels).clone();
@@ -107,7 +107,7 @@ impl Sentinel {
     }
 }
 
-/// What is wrong is told with `who`, which is at the client's address, and the code word first.
+/// What is wrong is reported with `who`, which is at the client's address, and the code word first.
 async fn request(who: &str, client: &Client, command: &redis::Cmd) -> Result<Value, Error> {
     let ask = async {
         let mut connection = super::connect(client).await?;
@@ -117,9 +117,9 @@ async fn request(who: &str, client: &Client, command: &redis::Cmd) -> Result<Val
         }
     };
     let at = shown(client.get_connection_info().addr());
-    let answered = timeout(ANSWER_WITHIN, Box::pin(ask)).await;
-    let answered = answered.unwrap_or_else(|_| Err(Error::Unreachable("no answer in time".into())));
-    answered.map_err(|error| match error {
+    let reply = timeout(REPLY_WITHIN, Box::pin(ask)).await;
+    let reply = reply.unwrap_or_else(|_| Err(Error::no_answer()));
+    reply.map_err(|error| match error {
         Error::Refused(why) if why.starts_with("ERR unknown command 'SENTINEL'") => {
             Error::Refused(format!("ERR {at} is no sentinel"))
         }

@@ -306,7 +306,7 @@ fn host_and_port(text: &str, default: u16) -> Result<(String, u16), Error> {
     Ok((host.to_owned(), port))
 }
 
-/// What stands behind the `?`, taken out one by one, so that what is left is what nobody heeds.
+/// What stands behind the `?`, taken out one by one, so that what is left is not known.
 struct Parameters {
     values: HashMap<String, String>,
     /// The names after a password, of which they may be a part: they are not shown.
@@ -356,11 +356,11 @@ impl Parameters {
         }
     }
 
-    fn all_are_taken(&self, heeded: &str) -> Result<(), Error> {
+    fn all_are_taken(&self, known: &str) -> Result<(), Error> {
         match self.values.keys().min() {
             None => Ok(()),
             Some(name) => Err(wrong(format_args!(
-                "has {}, which is not known; known are {heeded}",
+                "has {}, which is not known; known are {known}",
                 self.shown(name)
             ))),
         }

@@ -2,9 +2,9 @@
 //! a connection of its own, and again from the start after whatever went wrong.
 //!
 //! As long as no request can arrive that is not expected any more, it is asked in the same name, so
-//! that a reply that was lost is given again and a place in the queue is kept. A request that may
+//! that a reply that was lost is given again and the place in the queue is kept. A request that may
 //! still be on its way when its connection is given up is followed by a RELEASE, so whoever asks
-//! again needs another name: in the same one, the late pair would give the lock away.
+//! again needs another name: in the same one, the late pair would release the lock.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,12 +16,13 @@ use uuid::Uuid;
 
 use crate::clock;
 use crate::error::Error;
-use crate::lease::{Moment, Terms};
+use crate::lease::{Moment, Reply, Terms};
 use crate::network::{Failure, Health, Network};
-use crate::place::Node;
+use crate::printable::printable;
+use crate::topology::Node;
 use crate::wire::{self, Info};
 
-/// How long the server may take, after a wait is over, to say so before we say it ourselves. The
+/// How long the server may take, after a wait is over, to reply so before we return without it. The
 /// rest of the 100 ms in which `wait` returns is for a busy machine.
 const OVERTIME: Duration = Duration::from_millis(60);
 
@@ -29,21 +30,22 @@ const OVERTIME: Duration = Duration::from_millis(60);
 /// ttl may be shorter, since what was granted long ago is renewed before it is handed out.
 const LEAST_TRY: Duration = Duration::from_secs(1);
 
-/// The most, whatever the ttl: twice, since a try that got no answer is made once more, it is the
-/// 5 s after which a caller who does not wait hears that nobody answers.
+/// The most, whatever the ttl: twice, since a try without a reply is made once more, it is the 5 s
+/// after which a caller who does not wait learns that nobody answers.
 const LONGEST_TRY: Duration = Duration::from_millis(2500);
 
-/// Who waits looks every third of the ttl whether the server is still there, but no more and no
-/// less often than this.
-const LEAST_LOOK: Duration = Duration::from_secs(1);
-const LONGEST_LOOK: Duration = Duration::from_secs(5);
+/// Whoever waits polls every third of the ttl whether the server still has it in the queue, but no
+/// more and no less often than this.
+const SHORTEST_POLL: Duration = Duration::from_secs(1);
+const LONGEST_POLL: Duration = Duration::from_secs(5);
 
-/// The pause before a server that gave an error is asked again, doubled every time: a server that restarts needs seconds, a proxy that cut a connection needs none.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LAST_PAUSE: Duration = Duration::from_millis(500);
+/// The back-off before a server that replied with an error is asked again, doubled every time: a
+/// server that restarts needs seconds, a proxy that cut a connection needs none.
+const FIRST_BACK_OFF: Duration = Duration::from_millis(20);
+const LONGEST_BACK_OFF: Duration = Duration::from_millis(500);
 
-/// How often whoever runs the program is reminded that a wait goes on although nobody answers it:
-/// the wait itself may tell nothing for hours.
+/// How often the log says that a wait goes on although nobody answers: the wait itself may last for
+/// hours.
 const WARN_EVERY: Duration = Duration::from_secs(30);
 
 /// What somebody asks for.
@@ -73,14 +75,39 @@ pub(crate) struct Grant {
     pub(crate) sent_at: Moment,
 }
 
-/// One request on its way.
-pub(crate) struct Asking<'a> {
+/// How an acquire ended.
+pub(crate) struct Acquisition {
+    /// None if the lock was busy for as long as the caller wanted to wait.
+    pub(crate) result: Result<Option<Grant>, Error>,
+    /// The owners that may hold something, or wait, without our knowing.
+    pub(crate) in_doubt: Vec<String>,
+}
+
+/// Asks until there is a result, or `cancelled` is ready, whose value is the result then.
+pub(crate) async fn acquire(
+    network: &Arc<Network>,
+    request: &Request,
+    cancelled: impl Future<Output = Result<Option<Grant>, Error>>,
+) -> Acquisition {
+    let mut acquiring = Acquiring::new(network, request);
+    let result = tokio::select! {
+        result = acquiring.until_limit() => result,
+        result = cancelled => result,
+    };
+    let in_doubt = match &result {
+        Ok(Some(_)) => acquiring.former,
+        _ => acquiring.in_doubt(),
+    };
+    Acquisition { result, in_doubt }
+}
+
+struct Acquiring<'a> {
     network: &'a Arc<Network>,
     request: &'a Request,
     /// In whose name it is asked.
     owner: String,
     started: Moment,
-    /// What went wrong since the server last answered.
+    /// What went wrong since the server last replied.
     trouble: Option<Error>,
     /// When the log last said so.
     warned_at: Option<Instant>,
@@ -90,28 +117,28 @@ pub(crate) struct Asking<'a> {
     former: Vec<String>,
 }
 
-/// What became of a place in the queue.
-enum Found {
-    /// It was granted, and nobody heard of it.
+/// What a poll says of our waiter in the server's queue.
+enum Polled {
+    /// The lock was granted, and the reply is missing.
     Granted,
     /// It is there.
     Queued,
     /// It is not: the server is another, or has lost it.
     Absent,
-    /// The server answers, but not this question.
+    /// The server replies, but not to this question.
     Unknown,
 }
 
-/// In whose name a wait that led nowhere is begun again.
-enum Again {
+/// In whose name a wait that leads nowhere is begun again.
+enum Retry {
     /// In the same: what was asked has arrived.
-    Same,
-    Another,
+    SameOwner,
+    NewOwner,
 }
 
-impl<'a> Asking<'a> {
-    pub(crate) fn new(network: &'a Arc<Network>, request: &'a Request) -> Asking<'a> {
-        Asking {
+impl<'a> Acquiring<'a> {
+    fn new(network: &'a Arc<Network>, request: &'a Request) -> Acquiring<'a> {
+        Acquiring {
             network,
             request,
             owner: fresh_owner(request),
@@ -124,44 +151,39 @@ impl<'a> Asking<'a> {
     }
 
     /// The owners who may hold something, or wait, after the request failed or was cancelled.
-    pub(crate) fn in_doubt(mut self) -> Vec<String> {
+    fn in_doubt(mut self) -> Vec<String> {
         if self.in_doubt {
             self.former.push(self.owner);
         }
         self.former
     }
 
-    /// The same after it was granted.
-    pub(crate) fn former(self) -> Vec<String> {
-        self.former
-    }
-
     /// None if the lock is busy for as long as the caller wants to wait.
-    pub(crate) async fn answer(&mut self) -> Result<Option<Grant>, Error> {
+    async fn until_limit(&mut self) -> Result<Option<Grant>, Error> {
         let limit = match self.request.wait {
             // Twice: one whose reply got lost is asked again.
             Wait::No => self.try_limit() * 2,
             Wait::For(wait) => wait.saturating_add(OVERTIME),
             Wait::ForEver => Duration::MAX,
         };
-        let answered = timeout(limit, self.ask()).await;
-        // Of a server that has not said by then that the wait is over nothing is known.
-        answered.unwrap_or_else(|_| Err(self.trouble.take().unwrap_or_else(no_answer)))
+        let result = timeout(limit, self.ask()).await;
+        // Of a server that has not replied by then that the wait is over nothing is known.
+        result.unwrap_or_else(|_| Err(self.trouble.take().unwrap_or_else(Error::no_answer)))
     }
 
     async fn ask(&mut self) -> Result<Option<Grant>, Error> {
-        let (mut pause, mut tries) = (FIRST_PAUSE, 0);
+        let (mut back_off, mut tries) = (FIRST_BACK_OFF, 0);
         loop {
             tries += 1;
             let begun = clock::now();
-            let answer = match self.try_once().await {
+            let result = match self.try_once().await {
                 Ok(None) if self.time_left().is_some() => self.wait_in_queue().await,
-                answer => answer,
+                result => result,
             };
-            match answer {
+            match result {
                 Ok(Some(grant)) => return Ok(Some(grant)),
-                // The place was given up before its time: by CLIENT UNBLOCK, or by somebody who
-                // released in our name. Or the grant had lapsed.
+                // The wait ended before its time: by CLIENT UNBLOCK, or by somebody who released in
+                // our name. Or the grant had expired.
                 Ok(None) if self.time_left().is_some() => self.trouble = None,
                 Ok(None) => return Ok(None),
                 Err(error) => {
@@ -179,18 +201,18 @@ impl<'a> Asking<'a> {
                     self.trouble = Some(error);
                 }
             }
-            if clock::now().since(begun) > LAST_PAUSE {
-                pause = FIRST_PAUSE;
+            if clock::now().since(begun) > LONGEST_BACK_OFF {
+                back_off = FIRST_BACK_OFF;
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(LAST_PAUSE);
+            sleep(back_off).await;
+            back_off = (back_off * 2).min(LONGEST_BACK_OFF);
         }
     }
 
     /// That it is asked again after an error: a warning the first time in a wait, and then now and
     /// then.
     fn log_trouble(&mut self, error: &Error) {
-        let (key, owner) = (show(&self.request.key), &self.owner);
+        let (key, owner) = (printable(&self.request.key), &self.owner);
         let quiet = self.warned_at.is_some_and(|at| at.elapsed() < WARN_EVERY);
         if quiet || self.request.wait == Wait::No {
             debug!(%key, %owner, %error, "asking again");
@@ -221,16 +243,16 @@ impl<'a> Asking<'a> {
     }
 
     async fn try_once(&mut self) -> Result<Option<Grant>, Error> {
-        // Should the time run out during this, that is what was wrong.
-        self.trouble.get_or_insert_with(no_answer);
+        // If the time runs out during this, that is what was wrong.
+        self.trouble.get_or_insert_with(Error::no_answer);
         self.release_former().await;
         let request = self.request;
         let command = wire::acquire(&request.key, &self.owner, request.terms.ttl, None);
         let sent_at = clock::now();
         let (network, limit) = (self.network, self.try_limit());
-        let behind = Some(self.release());
-        let ask = network.ask(&request.key, command, behind, request.min_replicas, limit);
-        let fence = self.settle(ask, wire::fence).await?;
+        let cleanup = Some(self.release());
+        let ask = network.ask(&request.key, command, cleanup, request.min_replicas, limit);
+        let fence = self.in_doubt_during(ask, wire::fence).await?;
         self.trouble = None;
         match fence {
             Some(fence) => self.fresh(fence, sent_at).await,
@@ -242,7 +264,7 @@ impl<'a> Asking<'a> {
     async fn release_former(&mut self) {
         for owner in std::mem::take(&mut self.former) {
             let release = wire::release(&self.request.key, owner.as_bytes());
-            // Should this be cancelled, it is not known to have nothing.
+            // If this is cancelled, it is not known to have nothing.
             self.former.push(owner);
             let ask = self
                 .network
@@ -261,27 +283,27 @@ impl<'a> Asking<'a> {
         };
         let command = wire::acquire(&request.key, &self.owner, request.terms.ttl, Some(left));
         // A release on the shared connection may overtake the request, which then finds the lock free
-        // and takes it for nobody. Behind the request, on its own connection, it cannot.
+        // and takes it for nobody. After the request, on its own connection, it cannot.
         let release = self.release();
         let (owner, in_doubt) = (self.owner.clone(), self.in_doubt);
-        let behind = Mutex::new(None);
+        let cleanup = Mutex::new(None);
         let sent_at = clock::now();
         let network = self.network;
-        let wait = network.wait(&request.key, &request.label, &command, &release, &behind);
-        let watch = watch(network, request, &owner, in_doubt, &behind);
+        let wait = network.wait(&request.key, &request.label, &command, &release, &cleanup);
+        let dead_end = until_dead_end(network, request, &owner, in_doubt, &cleanup);
         let wait = async {
             tokio::select! {
                 biased;
-                answer = wait => answer.map(Ok),
-                again = watch => Ok(Err(again)),
+                reply = wait => reply.map(Ok),
+                retry = dead_end => Ok(Err(retry)),
             }
         };
         self.in_doubt = true;
         match wait.await {
-            Ok(Err(Again::Same)) => Err(no_answer()),
-            Ok(Err(Again::Another)) => {
-                self.ask_as_another();
-                Err(no_answer())
+            Ok(Err(Retry::SameOwner)) => Err(Error::no_answer()),
+            Ok(Err(Retry::NewOwner)) => {
+                self.change_owner();
+                Err(Error::no_answer())
             }
             Ok(Ok(value)) => {
                 self.in_doubt = in_doubt;
@@ -311,7 +333,7 @@ impl<'a> Asking<'a> {
         }))
     }
 
-    /// None if the grant has lapsed meanwhile.
+    /// None if the grant has expired meanwhile.
     async fn renewed(&mut self, fence: u64) -> Result<Option<Grant>, Error> {
         let request = self.request;
         let command = wire::renew(&request.key, &self.owner, request.terms.ttl);
@@ -322,21 +344,20 @@ impl<'a> Asking<'a> {
             .network
             .ask(&request.key, command, None, request.min_replicas, limit);
         // A renewal that arrives late lengthens nothing that was released.
-        let refused = match ask.await {
-            Ok(value) => wire::refused(value)?,
-            Err(failure) => return Err(failure.error),
-        };
-        let owner = self.owner.clone();
-        Ok(refused.is_none().then_some(Grant {
-            owner,
-            fence,
-            sent_at,
-        }))
+        let value = ask.await.map_err(|failure| failure.error)?;
+        match wire::reply(value)? {
+            Reply::Lost(_) => Ok(None),
+            Reply::Yes => Ok(Some(Grant {
+                owner: self.owner.clone(),
+                fence,
+                sent_at,
+            })),
+        }
     }
 
-    /// Awaits a reply, during which, and for good after it failed, it is in doubt whether the server
+    /// Awaits a reply, during which, and for good after a failure, it is in doubt whether the server
     /// granted something or queued us.
-    async fn settle<T>(
+    async fn in_doubt_during<T>(
         &mut self,
         ask: impl Future<Output = Result<Value, Failure>>,
         read: impl FnOnce(Value) -> Result<T, Error>,
@@ -360,139 +381,136 @@ impl<'a> Asking<'a> {
             _ => true,
         };
         if failure.is_silent {
-            self.ask_as_another();
+            self.change_owner();
         }
         failure.error
     }
 
-    fn ask_as_another(&mut self) {
+    fn change_owner(&mut self) {
         let owner = fresh_owner(self.request);
         self.former.push(std::mem::replace(&mut self.owner, owner));
         self.in_doubt = false;
     }
 }
 
-/// Watches over a wait, and ends when it leads nowhere: the server has been replaced, or
-/// the connection to it leads to nobody any more. Asks on the shared connection, once for all who
-/// wait there, and each for itself only after something has happened to that.
-async fn watch(
+/// Polls during a wait, and ends when it leads nowhere: the server has been replaced, or the
+/// connection to it leads to nobody any more. Polls on the shared connection, once for all who wait
+/// there, and each for itself only after something has happened to that.
+async fn until_dead_end(
     network: &Arc<Network>,
     request: &Request,
     owner: &str,
     was_in_doubt: bool,
-    sent: &Mutex<Option<Cmd>>,
-) -> Again {
-    let every = (request.terms.ttl / 3).clamp(LEAST_LOOK, LONGEST_LOOK);
+    cleanup: &Mutex<Option<Cmd>>,
+) -> Retry {
+    let every = (request.terms.ttl / 3).clamp(SHORTEST_POLL, LONGEST_POLL);
+    // The clean-up is set when the request is sent.
     let is_sent = || {
-        sent.lock()
+        cleanup
+            .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .is_some()
     };
     let (node, mut healthy) = (network.node_of(&request.key), None::<Health>);
-    let mut pause = every;
+    let mut interval = every;
     loop {
         let was_sent = is_sent();
         let before = *healthy.get_or_insert_with(|| network.health(&node));
-        sleep(pause).await;
-        pause = every;
-        let looked = look(network, request, owner, Some(every)).await;
-        let Ok(mut found) = looked else {
+        sleep(interval).await;
+        interval = every;
+        let Ok(mut polled) = poll(network, request, owner, Some(every)).await else {
             // Nobody is there yet who would know better.
-            pause = LEAST_LOOK;
+            interval = SHORTEST_POLL;
             continue;
         };
         let health = network.health(&node);
         let is_same = is_same_node(network, request, &node) && health == before;
-        if found.is_none() && !is_same {
-            let Ok(own) = look(network, request, owner, None).await else {
+        if polled.is_none() && !is_same {
+            let Ok(own) = poll(network, request, owner, None).await else {
                 continue;
             };
-            found = own;
+            polled = own;
         }
-        match found {
+        match polled {
             None => {}
-            Some(Found::Granted) => return keep_name(sent),
-            Some(Found::Unknown) if is_same => {}
-            Some(Found::Queued) if health.silent == before.silent => healthy = Some(health),
+            Some(Polled::Granted) => return keep_owner(cleanup),
+            Some(Polled::Unknown) if is_same => {}
+            Some(Polled::Queued) if health.silent == before.silent => healthy = Some(health),
             // Others of our connections kept silent, so this one may. That it has arrived is known
             // of the first request in this name only.
-            Some(Found::Queued) if !was_in_doubt => return keep_name(sent),
-            Some(Found::Absent) if !was_sent => {}
-            Some(Found::Queued | Found::Absent | Found::Unknown) => {
-                network.suspect(&node);
-                return Again::Another;
+            Some(Polled::Queued) if !was_in_doubt => return keep_owner(cleanup),
+            Some(Polled::Absent) if !was_sent => {}
+            Some(Polled::Queued | Polled::Absent | Polled::Unknown) => {
+                network.note_replaced(&node);
+                return Retry::NewOwner;
             }
         }
     }
 }
 
-/// What has arrived needs no RELEASE behind it.
-fn keep_name(sent: &Mutex<Option<Cmd>>) -> Again {
-    *sent.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    Again::Same
+/// What has arrived needs no RELEASE after it.
+fn keep_owner(cleanup: &Mutex<Option<Cmd>>) -> Retry {
+    *cleanup.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    Retry::SameOwner
 }
 
 fn is_same_node(network: &Network, request: &Request, node: &Node) -> bool {
     network.node_of(&request.key) == *node
 }
 
-/// Looks for a place in the queue; none if somebody else has just asked there. Then, and when no
-/// time is given, it is not for all.
-async fn look(
+/// Polls for our waiter in the queue; none if somebody else has just polled there. `shared_every` is
+/// how often all who wait there together poll; without it, this one polls for itself.
+async fn poll(
     network: &Arc<Network>,
     request: &Request,
     owner: &str,
-    for_all: Option<Duration>,
-) -> Result<Option<Found>, Error> {
-    // A renewal of what is not held yet changes nothing, and is what a user may do who may not look.
-    let looks = network.may_look();
-    let question = match looks {
+    shared_every: Option<Duration>,
+) -> Result<Option<Polled>, Error> {
+    // A renewal of what is not held yet changes nothing, and is what a user may do who may not use
+    // LOCK.INFO.
+    let may_use_info = network.may_use_info();
+    let command = match may_use_info {
         true => wire::info(&request.key),
         false => wire::renew(&request.key, owner, request.terms.ttl),
     };
-    let answer = match for_all {
-        Some(every) => network.probe(&request.key, question, every).await,
+    let reply = match shared_every {
+        Some(every) => network.poll(&request.key, command, every).await,
         None => {
-            let ask = network.ask(&request.key, question, None, 0, LONGEST_TRY);
+            let ask = network.ask(&request.key, command, None, 0, LONGEST_TRY);
             ask.await.map(Some).map_err(|failure| failure.error)
         }
     };
-    let info = match answer {
+    let info = match reply {
         Ok(None) => return Ok(None),
-        Ok(Some(value)) if !looks => {
-            return Ok(Some(match wire::refused(value)? {
-                None => Found::Granted,
-                Some(_) => Found::Unknown,
+        Ok(Some(value)) if !may_use_info => {
+            return Ok(Some(match wire::reply(value)? {
+                Reply::Yes => Polled::Granted,
+                Reply::Lost(_) => Polled::Unknown,
             }));
         }
         Ok(Some(value)) => Info::read(value)?,
         Err(error) if !error.is_passing() => {
-            network.note_that_looking_is_refused();
-            return Ok(Some(Found::Unknown));
+            network.note_info_refused();
+            return Ok(Some(Polled::Unknown));
         }
         Err(error) => return Err(error),
     };
     let Some(info) = info else {
-        return Ok(Some(Found::Absent));
+        return Ok(Some(Polled::Absent));
     };
     let is_ours = |name: &[u8]| name == owner.as_bytes();
     Ok(Some(if info.owner.as_deref().is_some_and(is_ours) {
-        Found::Granted
+        Polled::Granted
     } else if info.queue.iter().any(|waiter| is_ours(&waiter.owner)) {
-        Found::Queued
+        Polled::Queued
     } else if info.waiters > info.queue.len() as u64 {
-        Found::Unknown
+        // The server lists only the first of them.
+        Polled::Unknown
     } else {
-        Found::Absent
+        Polled::Absent
     }))
 }
 
 fn fresh_owner(request: &Request) -> String {
     format!("{}:{}", request.label, Uuid::new_v4())
 }
-
-fn no_answer() -> Error {
-    Error::Unreachable("no answer in time".to_owned())
-}
-
-pub(crate) use crate::printable::printable as show;

@@ -1,0 +1,42 @@
+//! What a caller may ask for, checked before anything is sent.
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::lease::MIN_TTL;
+use crate::wire::{MAX_OWNER, MAX_TTL};
+
+/// What the helper adds to a label to make an owner: a colon and a UUID as text, in bytes.
+const OWNER_SUFFIX: usize = 37;
+
+/// A ttl as the server counts it, in whole milliseconds.
+///
+/// # Errors
+/// [`Error::Invalid`] below [`MIN_TTL`] and above [`MAX_TTL`].
+pub(crate) fn checked_ttl(ttl: Duration) -> Result<Duration, Error> {
+    if ttl < MIN_TTL {
+        return Err(Error::Invalid(format!(
+            "the ttl must be at least {MIN_TTL:?}, got {ttl:?}"
+        )));
+    }
+    if ttl > MAX_TTL {
+        let most = MAX_TTL.as_millis();
+        return Err(Error::Invalid(format!(
+            "the ttl must be at most {most} ms, got {ttl:?}"
+        )));
+    }
+    Ok(Duration::from_millis(ttl.as_millis() as u64))
+}
+
+/// # Errors
+/// [`Error::Invalid`] if owners made from the label would be longer than the module takes.
+pub(crate) fn check_label(label: &str) -> Result<(), Error> {
+    let longest = MAX_OWNER - OWNER_SUFFIX;
+    if label.len() > longest {
+        let length = label.len();
+        return Err(Error::Invalid(format!(
+            "the label must not be longer than {longest} bytes, got {length}"
+        )));
+    }
+    Ok(())
+}
