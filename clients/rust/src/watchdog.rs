@@ -28,6 +28,8 @@ pub(crate) use servers::Servers;
 
 mod entry;
 mod servers;
+#[cfg(test)]
+mod tests;
 
 /// The timers of the runtime stand still while the machine is suspended. So that a loss is reported
 /// within a second after it wakes up, no sleep is longer.
