@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::connection::{Connection, Unanswered};
 use crate::error::Error;
 use crate::topology::{self, Node, Topology};
-use idle::IdleConnections;
+use idle::Idle;
 use pipeline::{Pipeline, Replies};
 use shared::SharedConnection;
 
@@ -84,7 +84,7 @@ pub(crate) struct Network {
     health: Mutex<HashMap<Node, Health>>,
     polls: Mutex<HashMap<Node, Arc<tokio::sync::Mutex<LastPoll>>>>,
     /// Connections on which a WAIT for replicas may block; see `exchange`.
-    idle: IdleConnections,
+    idle: Idle<Connection>,
 }
 
 impl Network {
@@ -97,7 +97,7 @@ impl Network {
             shared: Mutex::default(),
             health: Mutex::default(),
             polls: Mutex::default(),
-            idle: IdleConnections::default(),
+            idle: Idle::default(),
         }
     }
 
@@ -283,7 +283,7 @@ impl Network {
         until: Instant,
     ) -> Result<Replies, Failure> {
         if pipeline.has_wait() {
-            let connection = match self.idle.take(node) {
+            let connection = match self.idle.take(node, Connection::has_ended) {
                 Some(connection) => connection,
                 None => within(until, self.connect(node, &self.label)).await?,
             };
