@@ -243,13 +243,18 @@ fn for_every_guarantee_there_is_a_test_of_the_name_it_gives() {
             .collect();
         assert!(!named.is_empty(), "no test for: {question}");
         for (file, test) in named {
-            let defined = ["tests", "clients/rust/tests", "cli/tests"]
-                .iter()
-                .any(|folder| {
-                    let path = testkit::root().join(folder).join(format!("{file}.rs"));
-                    let source = std::fs::read_to_string(path).unwrap_or_default();
-                    source.contains(&format!("fn {test}()"))
-                });
+            let defined = [
+                "tests",
+                "clients/rust/tests",
+                "clients/rust/tests/it",
+                "cli/tests/it",
+            ]
+            .iter()
+            .any(|folder| {
+                let path = testkit::root().join(folder).join(format!("{file}.rs"));
+                let source = std::fs::read_to_string(path).unwrap_or_default();
+                source.contains(&format!("fn {test}()"))
+            });
             assert!(defined, "there is no test {file}::{test}");
         }
     }

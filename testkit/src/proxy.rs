@@ -2,6 +2,8 @@
 //! elsewhere.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,6 +34,8 @@ struct Faults {
     hang: u64,
     /// How many connections were made so far.
     connections: u64,
+    /// How many replies have come from the server so far, delivered or not.
+    replies: Arc<AtomicU64>,
 }
 
 /// Ends with all its connections when it is dropped.
@@ -49,7 +53,7 @@ impl Proxy {
             .enable_all()
             .build()
             .unwrap();
-        let faults = watch::Sender::new(Faults::none(address(server), 0));
+        let faults = watch::Sender::new(Faults::none(address(server), 0, Arc::default()));
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         listener.set_nonblocking(true).unwrap();
@@ -68,6 +72,11 @@ impl Proxy {
     /// How many connections were made so far.
     pub fn connections(&self) -> u64 {
         self.faults.borrow().connections
+    }
+
+    /// How many replies have come from the server so far. A later fault does not change their way.
+    pub fn replies(&self) -> u64 {
+        self.faults.borrow().replies.load(Ordering::Relaxed)
     }
 
     pub fn delay_replies(&self, delay: Duration) {
@@ -115,13 +124,15 @@ impl Proxy {
 
     /// Ends all faults: connections that were not cut go on where they stopped.
     pub fn mend(&self) {
-        self.faults
-            .send_modify(|faults| *faults = Faults::none(faults.server, faults.connections));
+        self.faults.send_modify(|faults| {
+            let replies = Arc::clone(&faults.replies);
+            *faults = Faults::none(faults.server, faults.connections, replies);
+        });
     }
 }
 
 impl Faults {
-    fn none(server: SocketAddr, connections: u64) -> Faults {
+    fn none(server: SocketAddr, connections: u64, replies: Arc<AtomicU64>) -> Faults {
         Faults {
             server,
             delay: Duration::ZERO,
@@ -132,6 +143,7 @@ impl Faults {
             cut: false,
             hang: 0,
             connections,
+            replies,
         }
     }
 }
@@ -198,6 +210,7 @@ async fn connect(client: TcpStream, number: u64, mut faults: watch::Receiver<Fau
             let Some(faults) = travelling(number, down.clone()).await else {
                 break;
             };
+            faults.replies.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(faults.delay).await;
             if faults.cut_at_reply {
                 break;

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::pin::{Pin, pin};
 use std::process::{Child, Command, Stdio};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper::{Error, Lockkeeper, Lost, Released};
 use testkit::client::{calls, hold, ms, open};
@@ -14,10 +14,10 @@ use testkit::{Server, ask, eventually, fence, text};
 async fn code_that_blocks_every_thread_of_its_runtime_loses_nothing() {
     let server = Server::start();
     let held = hold(&open(&server), "book", ms(1000)).await;
-    let start = Instant::now();
-    while start.elapsed() < ms(2000) {
-        std::hint::spin_loop();
-    }
+    // Without any await.
+    eventually("it is renewed for longer than its ttl", || {
+        calls(&server, "lock.renew") >= 4
+    });
     assert_eq!(held.loss(), None);
     assert!(held.remaining() > Duration::ZERO);
     assert_eq!(held.release().await, Ok(Released::Yes));
@@ -103,7 +103,7 @@ fn a_forked_child_neither_renews_nor_releases() {
     });
 }
 
-/// What a future has to say at once.
+/// The value of a future that is ready.
 fn now<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
     match future.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
@@ -187,11 +187,11 @@ fn a_process_that_was_stopped_past_its_ttl_knows_at_once() {
         next != testkit::NULL
     });
     let value = testkit::lock_value(fence(next), "next");
-    std::thread::sleep(ms(1000));
     let renewals = calls(&server, "lock.renew");
     holder.signal(libc::SIGCONT);
     assert_eq!(holder.ask(), "Some(Expired) 0ns");
-    std::thread::sleep(ms(1000));
+    // In which it would be renewed, if it were.
+    std::thread::sleep(ms(500));
     assert_eq!(holder.ask(), "Some(Expired) 0ns");
     assert_eq!(
         calls(&server, "lock.renew"),
@@ -201,49 +201,27 @@ fn a_process_that_was_stopped_past_its_ttl_knows_at_once() {
     assert_eq!(ask!(redis, "GET", "book"), text(value));
 }
 
-/// Ten thousand locks in one process; with LOCKKEEPER_SOAK as many as it says, for a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn ten_thousand_locks_are_all_renewed_in_time_over_one_connection() {
-    let (locks, ttl, time) = match std::env::var("LOCKKEEPER_SOAK") {
-        Ok(locks) => {
-            let locks: u64 = locks.parse().unwrap();
-            // A hundred thousand with the ttl that people use, 30 s.
-            (locks, ms(10_000).max(ms(locks * 3 / 10)), ms(60_000))
-        }
-        Err(_) => (10_000, ms(6000), ms(5000)),
-    };
+async fn a_thousand_locks_are_all_renewed_in_time_over_one_connection() {
     let server = Server::start();
     let lockkeeper = open(&server);
     let mut holding = tokio::task::JoinSet::new();
-    for part in 0..100 {
+    for task in 0..100 {
         let lockkeeper = lockkeeper.clone();
         holding.spawn(async move {
             let mut held = Vec::new();
-            for number in 0..locks / 100 {
-                held.push(hold(&lockkeeper, &format!("book:{part}:{number}"), ttl).await);
+            for number in 0..10 {
+                held.push(hold(&lockkeeper, &format!("book:{task}:{number}"), ms(3000)).await);
             }
             held
         });
     }
     let held: Vec<_> = holding.join_all().await.into_iter().flatten().collect();
-    let (cpu, start) = (cpu_ticks(), Instant::now());
-    // Taken half-way: by then every buffer has grown to what a round of renewals needs.
-    let mut memory = None;
-    while start.elapsed() < time {
-        tokio::time::sleep(ms(500)).await;
-        let least = held.iter().map(|held| held.remaining()).min().unwrap();
-        assert!(least > ttl / 3, "only {least:?} left");
-        if start.elapsed() > time / 2 {
-            memory.get_or_insert_with(resident_kb);
-        }
-    }
-    let memory = memory.unwrap();
-    let grown = resident_kb().saturating_sub(memory);
-    let busy = cpu_ticks() - cpu;
-    println!("{locks} locks for {time:?}: grown by {grown} kB, {busy} ticks of CPU");
-    // A machine that stalls makes many due at once, and what that takes is not given back.
-    assert!(grown < 4000 + memory / 5, "grown by {grown} kB");
-    assert!(held.iter().all(|held| held.loss().is_none()));
+    let renewals = calls(&server, "lock.renew");
+    eventually("each is renewed twice", || {
+        assert!(held.iter().all(|held| held.loss().is_none()));
+        calls(&server, "lock.renew") > renewals + 2 * 1000
+    });
     let list: String = redis::cmd("CLIENT")
         .arg("LIST")
         .query(&mut server.connect())
@@ -253,21 +231,4 @@ async fn ten_thousand_locks_are_all_renewed_in_time_over_one_connection() {
     drop(held);
     let mut redis = server.connect();
     eventually("all are released", || ask!(redis, "DBSIZE") == testkit::NO);
-}
-
-fn resident_kb() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4
-}
-
-/// User and system time of this process.
-fn cpu_ticks() -> u64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let fields: Vec<_> = stat
-        .rsplit(')')
-        .next()
-        .unwrap()
-        .split_whitespace()
-        .collect();
-    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }

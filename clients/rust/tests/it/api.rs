@@ -1,13 +1,14 @@
 //! The crate in a newcomer's hands: what names a lock, and what can be done with an acquire.
 
 use std::borrow::Cow;
-use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use lockkeeper::{Lockkeeper, Ran, Released, ToBytes};
 use testkit::client::{hold, is_held, ms, open};
 use testkit::{Server, ask, eventually};
+
+use crate::log;
 
 #[tokio::test]
 async fn whatever_is_text_or_bytes_names_a_lock() {
@@ -134,53 +135,23 @@ fn an_acquire_needs_no_particular_runtime() {
     assert_eq!(acquired.unwrap().unwrap().key(), b"book");
 }
 
-/// What this program logged, at warn level and above, as whoever runs it sees it.
-static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
-
-struct Log;
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        LOG.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// How many lines of the log are about `key` and say this.
-fn logged(key: &str, says: &str) -> usize {
-    let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
-    let about = |line: &&str| line.contains(&format!("key={key} ")) && line.contains(says);
-    log.lines().filter(about).count()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_that_nobody_answers_and_a_release_in_vain_are_logged() {
-    let subscriber = tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_writer(|| Log);
-    subscriber
-        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
-        .init();
+    log::start();
     let mut server = Server::start();
     let lockkeeper = open(&server);
     let ran = lockkeeper.acquire("vain").ttl(ms(1000)).run(async |_| {
         server.kill9();
     });
     assert_eq!(ran.await, Ok(Ran::Done(())));
-    assert_eq!(logged("vain", "not released yet"), 1);
+    let released = || log::lines("vain", "WARN", "not released yet").len();
+    assert_eq!(released(), 1);
 
+    let warned = || log::lines("awaited", "WARN", "waiting on").len();
+    let asked_again = || log::lines("awaited", "DEBUG", "asking again").len();
     let waiting = tokio::spawn(lockkeeper.acquire("awaited").wait_forever());
-    eventually("it is logged", || logged("awaited", "waiting on") == 1);
-    // By then it has been asked again a few times.
-    tokio::time::sleep(ms(1000)).await;
-    assert_eq!(
-        logged("awaited", "waiting on"),
-        1,
-        "and not with every attempt"
-    );
+    eventually("it is asked again and again", || asked_again() >= 3);
+    assert_eq!(warned(), 1, "and not with every attempt");
     server.start_again();
     assert!(is_held(waiting.await.unwrap().unwrap()));
 }

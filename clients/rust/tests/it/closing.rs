@@ -1,26 +1,34 @@
 //! The end: what was given up is settled in time, whatever others do, and a lockkeeper that is
-//! closed leaves nothing behind.
+//! closed leaves nothing.
 
+use std::collections::HashSet;
+use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Error, Lockkeeper, Lost, Released, Renewed};
-use testkit::client::{hold, ms, open, soon};
+use testkit::client::{calls, hold, ms, open, soon};
 use testkit::proxy::Proxy;
 use testkit::{NO, PATIENCE, Server, YES, ask, eventually, info};
+
+use crate::connections;
 
 fn invalid<T: std::fmt::Debug>(result: Result<T, Error>) {
     let closed = Error::Invalid("the lockkeeper was closed".to_owned());
     assert_eq!(result.unwrap_err(), closed);
 }
 
-fn connections(server: &Server) -> usize {
-    let list: String = redis::cmd("CLIENT")
-        .arg("LIST")
-        .query(&mut server.connect())
-        .unwrap();
-    list.matches(" name=lockkeeper:").count()
+/// The threads of all watchdogs of this program.
+fn watchdogs() -> HashSet<OsString> {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let is_watchdog = |path: &Path| {
+        let name = std::fs::read_to_string(path.join("comm"));
+        name.is_ok_and(|name| name == "lockkeeper\n")
+    };
+    let watchdogs = threads.filter(|thread| is_watchdog(&thread.path()));
+    watchdogs.map(|thread| thread.file_name()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -73,7 +81,9 @@ fn settled_does_not_wait_for_what_others_acquire_and_release_all_the_time() {
                 }
             });
         }
-        std::thread::sleep(ms(100));
+        eventually("all of them are at it", || {
+            calls(&server, "lock.release") > 16
+        });
         drop(held);
         let settled = lockkeeper.blocking_settled(ms(10_000));
         stop.store(true, Ordering::Relaxed);
@@ -113,13 +123,17 @@ async fn settled_is_bounded() {
     let start = Instant::now();
     assert!(!lockkeeper.settled(ms(300)).await);
     let took = start.elapsed();
-    assert!(took >= ms(300) && took < ms(2000), "{took:?}");
+    assert!(took >= ms(300) && took < PATIENCE, "{took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn closing_gives_back_all_and_tells_the_holders_first() {
     let server = Server::start();
+    let before = watchdogs();
     let lockkeeper = open(&server);
+    // And those that other tests have started at the same moment, which end with them.
+    let ours: HashSet<_> = watchdogs().difference(&before).cloned().collect();
+    assert!(!ours.is_empty());
     let held = hold(&lockkeeper, "held", ms(30_000)).await;
     let dropped = hold(&lockkeeper, "dropped", ms(30_000)).await;
     let (lost, waiting) = (
@@ -150,17 +164,11 @@ async fn closing_gives_back_all_and_tells_the_holders_first() {
     assert_eq!(held.renew().await, Ok(Renewed::Lost(Lost::Gone)));
     assert_eq!(held.release().await, Ok(Released::Lost(Lost::Gone)));
     assert!(lockkeeper.settled(PATIENCE).await && lockkeeper.close(PATIENCE).await);
-    // Those of the tests beside this one end, too.
-    eventually("no watchdog is left", || {
-        let threads = std::fs::read_dir("/proc/self/task").unwrap();
-        let mut names =
-            threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")));
-        !names.any(|name| name.is_ok_and(|name| name == "lockkeeper\n"))
-    });
+    eventually("the watchdog has ended", || watchdogs().is_disjoint(&ours));
 }
 
 #[tokio::test]
-async fn closing_is_bounded_and_goes_on_behind() {
+async fn closing_is_bounded_and_goes_on_in_the_background() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let lockkeeper = Lockkeeper::open(proxy.url()).unwrap();
@@ -169,7 +177,7 @@ async fn closing_is_bounded_and_goes_on_behind() {
     let start = Instant::now();
     assert!(!lockkeeper.close(ms(300)).await);
     let took = start.elapsed();
-    assert!(took >= ms(300) && took < ms(2000), "{took:?}");
+    assert!(took >= ms(300) && took < PATIENCE, "{took:?}");
     assert_eq!(held.loss(), Some(Lost::Gone));
     assert_eq!(ask!(server.connect(), "EXISTS", "book"), YES);
     proxy.mend();

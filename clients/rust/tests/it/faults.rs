@@ -1,11 +1,13 @@
-//! The helper in bad weather: connections that break, replies that get lost, servers that hang.
+//! The helper and faults: connections that break, replies that get lost, servers that hang.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lockkeeper::{Error, Lockkeeper, Lost, Released, Renewed};
 use testkit::client::{calls, hold, is_held, ms, open, soon};
 use testkit::proxy::Proxy;
-use testkit::{OK, Server, Setup, ask, eventually, number};
+use testkit::{OK, PATIENCE, Server, Setup, ask, eventually, number};
+
+use crate::{connections, log, signal};
 
 fn through(proxy: &Proxy) -> Lockkeeper {
     Lockkeeper::open(proxy.url()).unwrap()
@@ -58,30 +60,31 @@ async fn a_paused_server_loses_nothing() {
 async fn a_cut_shorter_than_the_lease_loses_nothing() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let held = hold(&through(&proxy), "book", ms(3000)).await;
+    let held = hold(&through(&proxy), "book", ms(2000)).await;
     for _ in 0..2 {
         proxy.cut();
-        tokio::time::sleep(ms(1500)).await;
+        eventually("a renewal is missing", || held.remaining() < ms(1000));
         proxy.mend();
-        eventually("it is renewed", || held.remaining() > ms(2500));
+        eventually("it is renewed", || held.remaining() > ms(1400));
     }
     assert_eq!(held.release().await, Ok(Released::Yes));
 }
 
 #[tokio::test]
-async fn a_cut_longer_than_the_lease_is_told_before_the_server_lets_go() {
+async fn a_cut_longer_than_the_lease_is_a_loss_before_the_lease_ends_on_the_server() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let lockkeeper = through(&proxy);
-    let held = hold(&lockkeeper, "book", ms(3000)).await;
+    let held = hold(&lockkeeper, "book", ms(1000)).await;
     proxy.cut();
-    // A renewal that was under way when it was cut may still have arrived.
+    // What was under way when it was cut has arrived by then.
     let mut redis = server.connect();
-    tokio::time::sleep(ms(100)).await;
+    eventually("no connection is left", || connections(&server) == 0);
+    // How late this thread runs between the two changes nothing: the sum can only be too small.
+    let lost_at = wall_ms() + held.remaining().as_millis() as i64;
     let free_at = number(ask!(redis, "PEXPIRETIME", "book"));
+    assert!(lost_at < free_at, "{} ms too late", lost_at - free_at);
     assert_eq!(soon(held.lost()).await, Lost::Expired);
-    let told_at = wall_ms();
-    assert!(told_at < free_at, "told {} ms too late", told_at - free_at);
     assert_eq!(held.remaining(), Duration::ZERO);
 
     // The watchdog itself has survived.
@@ -96,7 +99,7 @@ async fn a_cut_longer_than_the_lease_is_told_before_the_server_lets_go() {
     });
     assert_eq!(next.loss(), None);
 
-    // The old handle neither harms the new one nor speaks up again.
+    // The old handle does not harm the new one.
     assert_eq!(held.renew().await, Ok(Renewed::Lost(Lost::Expired)));
     assert_eq!(held.release().await, Ok(Released::Lost(Lost::Expired)));
     assert!(calls(&server, "lock.release") <= 1);
@@ -107,7 +110,7 @@ async fn a_cut_longer_than_the_lease_is_told_before_the_server_lets_go() {
 async fn silence_is_as_good_as_a_cut() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let held = hold(&through(&proxy), "book", ms(1500)).await;
+    let held = hold(&through(&proxy), "book", ms(600)).await;
     proxy.stop();
     assert_eq!(soon(held.lost()).await, Lost::Expired);
     assert!(ask!(server.connect(), "PTTL", "book").is_ok());
@@ -124,7 +127,7 @@ async fn silence_is_as_good_as_a_cut() {
 #[tokio::test]
 async fn a_server_clock_that_steps_an_hour_does_not_fool_the_lease() {
     let server = Setup::new().clock_ms(0).start();
-    let (lockkeeper, ttl) = (open(&server), ms(1500));
+    let (lockkeeper, ttl) = (open(&server), ms(900));
     let held = hold(&lockkeeper, "book", ttl).await;
     let hour = 3_600_000;
 
@@ -138,7 +141,7 @@ async fn a_server_clock_that_steps_an_hour_does_not_fool_the_lease() {
     assert_eq!(held.loss(), None);
     assert_eq!(held.release().await, Ok(Released::Yes));
 
-    // Ahead: for the server the lease has ended. The next renewal tells, and brings nothing back.
+    // Ahead: for the server the lease has ended. The next renewal is refused, and brings nothing back.
     let held = hold(&lockkeeper, "book", ttl).await;
     server.set_clock_ms(hour);
     assert_eq!(soon(held.lost()).await, Lost::Gone);
@@ -153,7 +156,7 @@ async fn a_lost_reply_is_asked_for_again_in_another_name() {
     assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
     proxy.swallow_replies();
     let acquire = tokio::spawn(lockkeeper.acquire("book").ttl(ms(3000)));
-    eventually("it is granted unheard", || {
+    eventually("it is granted, and the reply is lost", || {
         ask!(server.connect(), "EXISTS", "book") == testkit::YES
     });
     let (owner, fence) = lock_of(&server, "book");
@@ -183,7 +186,7 @@ async fn a_connection_that_breaks_before_the_reply_is_replaced() {
     assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
     proxy.cut_at_next_reply();
     let acquire = tokio::spawn(lockkeeper.acquire("book"));
-    eventually("it is granted unheard", || {
+    eventually("it is granted, and the reply is lost", || {
         ask!(server.connect(), "EXISTS", "book") == testkit::YES
     });
     let granted = lock_of(&server, "book");
@@ -238,22 +241,16 @@ async fn a_release_that_is_dropped_at_any_moment_is_carried_out() {
 }
 
 #[tokio::test]
-async fn a_release_is_tried_until_it_arrives_and_the_caller_hears_of_trouble_first() {
+async fn a_release_is_tried_until_it_arrives_and_the_caller_gets_the_error_first() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let held = hold(&through(&proxy), "book", ms(6000)).await;
+    let held = hold(&through(&proxy), "book", ms(60_000)).await;
     proxy.cut();
-    let start = Instant::now();
     unreachable(held.release().await);
-    assert!(
-        start.elapsed() < ms(2000) + ms(500),
-        "within a third of the ttl"
-    );
     proxy.mend();
     let mut redis = server.connect();
     eventually("it arrives", || calls(&server, "lock.release") > 0);
     assert_eq!(ask!(redis, "EXISTS", "book"), testkit::NO);
-    assert!(start.elapsed() < ms(5000), "not just lapsed");
 }
 
 #[tokio::test]
@@ -262,12 +259,12 @@ async fn a_slow_reply_is_counted_from_the_send() {
     let proxy = Proxy::to(&server);
     let lockkeeper = through(&proxy);
     assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
-    proxy.delay_replies(ms(900));
+    proxy.delay_replies(ms(300));
     let held = hold(&lockkeeper, "book", ms(6000)).await;
     let remaining = held.remaining();
-    assert!(remaining < ms(6000 - 900 - 60), "{remaining:?}");
-    let on_server = number(ask!(server.connect(), "PTTL", "book")) as u64;
-    assert!(remaining < ms(on_server));
+    assert!(remaining < ms(6000 - 300 - 60), "{remaining:?}");
+    let lost_at = wall_ms() + held.remaining().as_millis() as i64;
+    assert!(lost_at < number(ask!(server.connect(), "PEXPIRETIME", "book")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -277,15 +274,13 @@ async fn a_grant_whose_reply_took_nine_tenths_of_the_ttl_is_renewed_first() {
     let lockkeeper = through(&proxy);
     assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
     proxy.delay_replies(ms(900));
+    let replies = proxy.replies();
     let acquire = tokio::spawn(lockkeeper.acquire("book").ttl(ms(1000)).wait(ms(20_000)));
-    eventually("it is granted unheard", || {
-        calls(&server, "lock.acquire") > 0
-    });
-    // Its reply is on its way now, and slow; what comes after it is not.
-    tokio::time::sleep(ms(200)).await;
+    // It is slow; what comes after it is not.
+    eventually("its reply is on its way", || proxy.replies() > replies);
     proxy.delay_replies(Duration::ZERO);
     let held = soon(acquire).await.unwrap().unwrap().unwrap();
-    assert!(held.remaining() > ms(600), "{held:?}");
+    assert!(held.remaining() > ms(300), "{held:?}");
     assert!(calls(&server, "lock.renew") > 0);
 }
 
@@ -303,8 +298,8 @@ async fn the_watchdog_never_renews_what_is_being_released() {
     for task in 0..20 {
         let (lockkeeper, sender) = (lockkeeper.clone(), sender.clone());
         acquirers.spawn(async move {
-            for round in 0..500 {
-                let held = hold(&lockkeeper, &format!("book:{task}:{round}"), ms(6000)).await;
+            for number in 0..100 {
+                let held = hold(&lockkeeper, &format!("book:{task}:{number}"), ms(2000)).await;
                 sender.send(held).await.unwrap();
             }
         });
@@ -315,18 +310,19 @@ async fn the_watchdog_never_renews_what_is_being_released() {
 
     assert_eq!(ask!(server.connect(), "DBSIZE"), testkit::NO);
     let renewals = calls(&server, "lock.renew");
-    tokio::time::sleep(ms(2200)).await;
+    tokio::time::sleep(ms(700)).await;
     assert_eq!(
         calls(&server, "lock.renew"),
         renewals,
         "a third of the ttl later"
     );
-    assert_eq!(calls(&server, "lock.acquire"), 10_000);
-    assert_eq!(calls(&server, "lock.release"), 10_000);
+    // More if the machine was so busy that some were asked for again.
+    assert!(calls(&server, "lock.acquire") >= 2000);
+    assert!(calls(&server, "lock.release") >= 2000);
 }
 
 #[tokio::test]
-async fn a_server_that_was_never_there_is_told_at_once_to_who_does_not_wait() {
+async fn a_server_that_was_never_there_is_an_error_at_once_for_who_does_not_wait() {
     let mut server = Server::start();
     let url = server.url();
     server.kill9();
@@ -368,7 +364,7 @@ async fn a_try_against_a_silent_server_takes_5_s_whatever_the_ttl() {
     let asked = lockkeeper.acquire("book").ttl(ms(3_600_000));
     unreachable(asked.await.map(is_held));
     let took = start.elapsed();
-    assert!(took > ms(4900) && took < ms(6500), "{took:?}");
+    assert!(took > ms(4900) && took < PATIENCE, "{took:?}");
 }
 
 #[tokio::test]
@@ -391,7 +387,7 @@ async fn a_release_whose_reply_is_lost_was_a_release() {
 }
 
 #[tokio::test]
-async fn a_release_that_nobody_answers_is_told_within_5_s() {
+async fn a_release_that_nobody_answers_is_an_error_after_5_s() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let held = hold(&through(&proxy), "book", ms(600_000)).await;
@@ -399,38 +395,44 @@ async fn a_release_that_nobody_answers_is_told_within_5_s() {
     let start = Instant::now();
     unreachable(held.release().await);
     let took = start.elapsed();
-    assert!(took > ms(4900) && took < ms(6500), "{took:?}");
+    assert!(took > ms(4900) && took < PATIENCE, "{took:?}");
+}
+
+/// The first request is held back, and asked again over another connection. The first arrives so
+/// long after it was sent.
+async fn a_late_request_brings_no_lock_back(after: Duration) {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let lockkeeper = through(&proxy);
+    assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
+    let start = Instant::now();
+    proxy.stop_old_connections();
+    // With this ttl it is asked again after 1 s.
+    let held = hold(&lockkeeper, "book", ms(6000)).await;
+    assert_eq!(held.release().await, Ok(Released::Yes));
+    tokio::time::sleep(after.saturating_sub(start.elapsed())).await;
+    assert_eq!(calls(&server, "lock.acquire"), 1);
+    let releases = calls(&server, "lock.release");
+    assert!(releases > 0);
+    proxy.mend();
+    eventually("the first request arrives", || {
+        calls(&server, "lock.acquire") == 2
+    });
+    eventually("and the release after it", || {
+        calls(&server, "lock.release") > releases
+    });
+    assert_eq!(ask!(server.connect(), "EXISTS", "book"), testkit::NO);
 }
 
 #[tokio::test]
 async fn a_request_that_arrives_late_brings_no_lock_back() {
-    let server = Server::start();
-    // As long as we follow the connection to its end, and longer.
-    for down_for in [3000, 9000] {
-        let proxy = Proxy::to(&server);
-        let lockkeeper = through(&proxy);
-        assert_eq!(lockkeeper.info("book").await, Ok(None), "connected");
-        let (acquires, releases) = (
-            calls(&server, "lock.acquire"),
-            calls(&server, "lock.release"),
-        );
-        let start = Instant::now();
-        proxy.stop_old_connections();
-        let held = hold(&lockkeeper, "book", ms(30_000)).await;
-        assert_eq!(held.release().await, Ok(Released::Yes));
-        tokio::time::sleep(ms(down_for).saturating_sub(start.elapsed())).await;
-        assert_eq!(calls(&server, "lock.acquire"), acquires + 1);
-        let before = calls(&server, "lock.release");
-        assert!(before > releases);
-        proxy.mend();
-        eventually("the first request arrives", || {
-            calls(&server, "lock.acquire") == acquires + 2
-        });
-        eventually("and what was sent behind it", || {
-            calls(&server, "lock.release") > before
-        });
-        assert_eq!(ask!(server.connect(), "EXISTS", "book"), testkit::NO);
-    }
+    a_late_request_brings_no_lock_back(Duration::ZERO).await;
+}
+
+/// We read it for 5 s after it was given up, and then leave it to the system.
+#[tokio::test]
+async fn nor_does_one_on_a_connection_that_we_have_closed_ourselves() {
+    a_late_request_brings_no_lock_back(ms(6500)).await;
 }
 
 #[tokio::test]
@@ -452,7 +454,7 @@ async fn a_cancelled_request_that_arrives_late_leaves_no_lock() {
 }
 
 #[tokio::test]
-async fn a_dial_that_hangs_costs_no_lock() {
+async fn a_connection_attempt_that_hangs_costs_no_lock() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let held = hold(&through(&proxy), "book", ms(3000)).await;
@@ -468,59 +470,66 @@ async fn a_dial_that_hangs_costs_no_lock() {
     assert_eq!(held.release().await, Ok(Released::Yes));
 }
 
-fn stop_process(server: &Server, signal: i32) {
-    // SAFETY: signals the server of this test, which runs until the test drops it.
-    assert_eq!(unsafe { libc::kill(server.pid() as i32, signal) }, 0);
+/// The old connections stay open, to a master that hangs, or follows the new one.
+async fn the_new_master_is_found_behind_one_address(hangs: bool) {
+    let old = Server::start();
+    let new = Server::replica_of(&old);
+    let proxy = Proxy::to(&old);
+    let lockkeeper = through(&proxy);
+    let held = hold(&lockkeeper, "book", ms(6000)).await;
+    let mut on_new = new.connect();
+    eventually("the replica has the lock", || {
+        ask!(on_new, "EXISTS", "book") == testkit::YES
+    });
+    if hangs {
+        signal(&old, libc::SIGSTOP);
+    }
+    assert_eq!(ask!(on_new, "REPLICAOF", "NO", "ONE"), OK);
+    proxy.lead_to(&new);
+    if !hangs {
+        let follow = ask!(old.connect(), "REPLICAOF", "127.0.0.1", new.port());
+        assert_eq!(follow, OK);
+    }
+    eventually("it is renewed at the new master", || {
+        assert_eq!(held.loss(), None);
+        calls(&new, "lock.renew") > 0
+    });
+    assert_eq!(held.renew().await, Ok(Renewed::Yes));
+    let other = hold(&lockkeeper, "other", ms(3000)).await;
+    assert_eq!(ask!(on_new, "EXISTS", "other"), testkit::YES);
+    assert_eq!(other.release().await, Ok(Released::Yes));
+    assert_eq!(held.release().await, Ok(Released::Yes));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn behind_one_address_the_new_master_is_found_though_old_connections_stay_open() {
-    for frozen in [false, true] {
-        let old = Server::start();
-        let new = Server::replica_of(&old);
-        let proxy = Proxy::to(&old);
-        let lockkeeper = through(&proxy);
-        let held = hold(&lockkeeper, "book", ms(6000)).await;
-        let mut on_new = new.connect();
-        eventually("the replica has the lock", || {
-            ask!(on_new, "EXISTS", "book") == testkit::YES
-        });
-        if frozen {
-            stop_process(&old, libc::SIGSTOP);
-        }
-        assert_eq!(ask!(on_new, "REPLICAOF", "NO", "ONE"), OK);
-        proxy.lead_to(&new);
-        if !frozen {
-            let follow = ask!(old.connect(), "REPLICAOF", "127.0.0.1", new.port());
-            assert_eq!(follow, OK);
-        }
-        eventually("it is renewed at the new master", || {
-            assert_eq!(held.loss(), None, "frozen: {frozen}");
-            calls(&new, "lock.renew") > 0
-        });
-        assert_eq!(held.renew().await, Ok(Renewed::Yes));
-        let other = hold(&lockkeeper, "other", ms(3000)).await;
-        assert_eq!(ask!(on_new, "EXISTS", "other"), testkit::YES);
-        assert_eq!(other.release().await, Ok(Released::Yes));
-        assert_eq!(held.release().await, Ok(Released::Yes));
-    }
+    the_new_master_is_found_behind_one_address(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_one_address_the_new_master_is_found_though_the_old_one_hangs() {
+    the_new_master_is_found_behind_one_address(true).await;
 }
 
 #[tokio::test]
 async fn an_extended_lease_lasts_longer_and_is_renewed_before_it_ends() {
     let server = Server::start();
     let held = hold(&open(&server), "book", ms(1000)).await;
-    assert_eq!(held.extend(ms(3000)).await, Ok(Renewed::Yes));
-    assert!(held.remaining() > ms(2500), "{held:?}");
-    let renewals = calls(&server, "lock.renew");
     let start = Instant::now();
-    while start.elapsed() < ms(1500) {
-        assert_eq!(calls(&server, "lock.renew"), renewals, "or it would be cut");
-        tokio::time::sleep(ms(50)).await;
-    }
-    tokio::time::sleep(ms(2500)).await;
+    assert_eq!(held.extend(ms(2000)).await, Ok(Renewed::Yes));
+    assert!(held.remaining() > ms(1000), "{held:?}");
+    let renewals = calls(&server, "lock.renew");
+    eventually("the ttl is what remains", || {
+        let renewed = calls(&server, "lock.renew") > renewals;
+        // Before, a renewal would cut it.
+        assert!(!renewed || start.elapsed() > ms(900), "{held:?}");
+        renewed
+    });
+    let renewals = calls(&server, "lock.renew");
+    eventually("it is renewed as before", || {
+        calls(&server, "lock.renew") > renewals + 1
+    });
     assert_eq!(held.loss(), None);
-    assert!(calls(&server, "lock.renew") > renewals);
     let invalid = held.extend(ms(99)).await;
     assert!(matches!(invalid, Err(Error::Invalid(_))), "{invalid:?}");
     assert_eq!(held.release().await, Ok(Released::Yes));
@@ -581,47 +590,17 @@ async fn a_refusal_keeps_the_words_of_the_server() {
     assert!(refused("book").await.starts_with("OOM "));
 }
 
-/// Everything that this program traced so far.
-fn traced() -> String {
-    static TRACED: std::sync::Mutex<Vec<u8>> = std::sync::Mutex::new(Vec::new());
-    static START: std::sync::Once = std::sync::Once::new();
-    struct Tape;
-    impl std::io::Write for Tape {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            TRACED.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    START.call_once(|| {
-        let subscriber = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(|| Tape);
-        subscriber
-            .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
-            .init();
-    });
-    String::from_utf8(TRACED.lock().unwrap().clone()).unwrap()
-}
-
 #[tokio::test]
 async fn what_happens_to_a_lock_is_traced() {
-    traced();
+    log::start();
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let held = hold(&through(&proxy), "traced", ms(600)).await;
     proxy.cut();
     assert_eq!(soon(held.lost()).await, Lost::Expired);
-    let traced = traced();
-    let line = |level: &str, says: &str| {
-        let about = |line: &&str| line.contains(level) && line.contains(says);
-        let found = traced
-            .lines()
-            .filter(|line| line.contains("key=traced"))
-            .find(about);
-        found.unwrap_or_else(|| panic!("no {says} in\n{traced}"))
+    let line = |level: &str, text: &str| {
+        let found = log::lines("traced", level, text).into_iter().next();
+        found.unwrap_or_else(|| panic!("no {level} {text}"))
     };
     let acquired = line("DEBUG", "acquired");
     assert!(acquired.contains(&format!("owner={} fence={}", held.owner(), held.fence())));

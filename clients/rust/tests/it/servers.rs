@@ -8,7 +8,10 @@ use std::time::Instant;
 use lockkeeper::{Error, Held, Lockkeeper, Lost, Released, Renewed};
 use tempfile::TempDir;
 use testkit::client::{calls, hold, is_held, ms, open, soon};
+use testkit::cluster::{Cluster, slot_of};
 use testkit::{OK, Server, ask, eventually, number};
+
+use crate::{connections, signal};
 
 fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     match result {
@@ -42,7 +45,7 @@ async fn a_unix_socket_is_reached() {
 }
 
 #[tokio::test]
-async fn a_password_and_a_user_open_the_door_and_no_wider() {
+async fn a_user_and_a_password_give_the_rights_of_that_user_and_no_more() {
     let server = Server::start();
     let mut redis = server.connect();
     let user = ["ACL", "SETUSER", "clerk", "on", ">secret", "~book*"];
@@ -230,7 +233,7 @@ async fn a_master_that_hangs_is_replaced_by_sentinel_for_holders_and_waiters() {
         ask!(on_replica, "EXISTS", "book") == testkit::YES
     });
 
-    stop_process(&master, libc::SIGSTOP);
+    signal(&master, libc::SIGSTOP);
     eventually("the waiter waits at the replica, now the master", || {
         waiters(&replica) == Some(1)
     });
@@ -254,86 +257,41 @@ fn waiters(server: &Server) -> Option<u64> {
     waiters.parse().ok()
 }
 
-/// Three masters that share the slots.
-struct Cluster {
-    nodes: Vec<Server>,
+/// Three masters that fail over sooner than usual.
+fn start_cluster() -> Cluster<3> {
+    let cluster = Cluster::of_masters();
+    cluster.nodes.iter().for_each(fail_over_soon);
+    cluster
 }
 
-impl Cluster {
-    fn start() -> Cluster {
-        let node =
-            |_| Server::with(&["--cluster-enabled", "yes", "--cluster-node-timeout", "1200"]);
-        let nodes: Vec<_> = (0..3).map(node).collect();
-        for (index, node) in nodes.iter().enumerate() {
-            let mut redis = node.connect();
-            let (first, last) = [(0, 5460), (5461, 10922), (10923, 16383)][index];
-            assert_eq!(ask!(redis, "CLUSTER", "ADDSLOTSRANGE", first, last), OK);
-            assert_eq!(
-                ask!(redis, "CLUSTER", "MEET", "127.0.0.1", nodes[0].port()),
-                OK
-            );
-        }
-        let cluster = Cluster { nodes };
-        for node in &cluster.nodes {
-            eventually("the node knows all slots", || {
-                let info: String = redis::cmd("CLUSTER")
-                    .arg("INFO")
-                    .query(&mut node.connect())
-                    .unwrap();
-                info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
-            });
-        }
-        cluster
-    }
+fn fail_over_soon(node: &Server) {
+    let setting = "cluster-node-timeout";
+    let set = ask!(node.connect(), "CONFIG", "SET", setting, 1200);
+    assert_eq!(set, OK);
+}
 
-    /// Adds a replica of a node.
-    fn replica_of(&self, node: usize) -> Server {
-        let replica = Server::with(&["--cluster-enabled", "yes", "--cluster-node-timeout", "1200"]);
-        let mut redis = replica.connect();
-        let port = self.nodes[0].port();
-        assert_eq!(ask!(redis, "CLUSTER", "MEET", "127.0.0.1", port), OK);
-        let id = self.id(node);
-        eventually("it follows the node", || {
-            ask!(redis, "CLUSTER", "REPLICATE", &id) == OK
-        });
-        eventually("it is in sync", || {
-            testkit::info::<String>(&mut redis, "replication", "master_link_status") == "up"
-        });
-        let port = format!(":{}@", replica.port());
-        for node in &self.nodes {
-            eventually("the others know it as a replica", || {
-                let nodes: String = redis::cmd("CLUSTER")
-                    .arg("NODES")
-                    .query(&mut node.connect())
-                    .unwrap();
-                let about = nodes.lines().find(|line| line.contains(&port));
-                about.is_some_and(|line| line.contains(" slave "))
-            });
-        }
-        replica
-    }
+/// One node is enough to find the others.
+fn open_cluster(cluster: &Cluster<3>) -> Lockkeeper {
+    let port = cluster.nodes[0].port();
+    Lockkeeper::open(format!("redis+cluster://127.0.0.1:{port}")).unwrap()
+}
 
-    fn open(&self) -> Lockkeeper {
-        // One node is enough to find the others.
-        Lockkeeper::open(format!(
-            "redis+cluster://127.0.0.1:{}",
-            self.nodes[0].port()
-        ))
-        .unwrap()
-    }
+fn node_id(cluster: &Cluster<3>, node: usize) -> String {
+    testkit::cluster::node_id(&mut cluster.nodes[node].connect())
+}
 
-    fn id(&self, node: usize) -> String {
-        redis::cmd("CLUSTER")
-            .arg("MYID")
-            .query(&mut self.nodes[node].connect())
-            .unwrap()
-    }
+/// The node that had the slot of the key at the start, and that slot.
+fn node_and_slot_of(cluster: &Cluster<3>, key: &str) -> (usize, i64) {
+    let slot = slot_of(&mut cluster.nodes[0].connect(), key);
+    // Each has an equal share, in their order.
+    let node = (0..3).find(|node| slot < (node + 1) * 16_384 / 3);
+    (node.unwrap() as usize, slot)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
-    let cluster = Cluster::start();
-    let lockkeeper = cluster.open();
+    let cluster = start_cluster();
+    let lockkeeper = open_cluster(&cluster);
     let mut held: Vec<Held> = Vec::new();
     for number in 0..30 {
         held.push(hold(&lockkeeper, &format!("book:{number}"), ms(1500)).await);
@@ -344,20 +302,12 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
             "every node holds some"
         );
         eventually("it is renewed", || calls(node, "lock.renew") > 10);
-        let list: String = redis::cmd("CLIENT")
-            .arg("LIST")
-            .query(&mut node.connect())
-            .unwrap();
-        assert_eq!(list.matches(" name=lockkeeper:").count(), 1, "{list}");
+        assert_eq!(connections(node), 1);
     }
 
     // One lock is moved, with its slot and while somebody waits for it.
     let (key, moved) = ("book:7", &held[7]);
-    let slot = number(ask!(cluster.nodes[0].connect(), "CLUSTER", "KEYSLOT", key));
-    let from = [5461, 10923, 16384]
-        .iter()
-        .position(|end| slot < *end)
-        .unwrap();
+    let (from, slot) = node_and_slot_of(&cluster, key);
     let to = (from + 1) % 3;
     let (mut source, mut target) = (cluster.nodes[from].connect(), cluster.nodes[to].connect());
     let waiting = tokio::spawn(lockkeeper.acquire(key).wait(ms(60_000)));
@@ -370,7 +320,7 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
             "SETSLOT",
             slot,
             "IMPORTING",
-            cluster.id(from)
+            node_id(&cluster, from)
         ),
         OK
     );
@@ -381,7 +331,7 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
             "SETSLOT",
             slot,
             "MIGRATING",
-            cluster.id(to)
+            node_id(&cluster, to)
         ),
         OK
     );
@@ -391,7 +341,14 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
     for node in 0..3 {
         let mut redis = cluster.nodes[node].connect();
         assert_eq!(
-            ask!(redis, "CLUSTER", "SETSLOT", slot, "NODE", cluster.id(to)),
+            ask!(
+                redis,
+                "CLUSTER",
+                "SETSLOT",
+                slot,
+                "NODE",
+                node_id(&cluster, to)
+            ),
             OK
         );
     }
@@ -404,7 +361,12 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
         waiters(&cluster.nodes[to]) == Some(1)
     });
 
-    tokio::time::sleep(ms(2000)).await;
+    for node in &cluster.nodes {
+        let renewals = calls(node, "lock.renew");
+        eventually("all are renewed", || {
+            calls(node, "lock.renew") > renewals + 20
+        });
+    }
     for held in &held {
         assert_eq!(held.loss(), None, "{held:?}");
     }
@@ -413,70 +375,70 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
 }
 
 /// A key whose slot is on this node.
-fn key_on(cluster: &Cluster, node: usize) -> String {
-    let mut redis = cluster.nodes[0].connect();
+fn key_on(cluster: &Cluster<3>, node: usize) -> String {
     let mut keys = (0..).map(|n| format!("book:{n}"));
-    keys.find(|key| {
-        let slot = number(ask!(redis, "CLUSTER", "KEYSLOT", key));
-        [5461, 10923, 16384].iter().position(|end| slot < *end) == Some(node)
-    })
-    .unwrap()
+    keys.find(|key| node_and_slot_of(cluster, key).0 == node)
+        .unwrap()
+}
+
+/// Its master is killed, or hangs.
+async fn a_failover_costs_no_lock_of_5_s(hangs: bool) {
+    let mut cluster = start_cluster();
+    let replica = cluster.replica_of(1);
+    fail_over_soon(&replica);
+    let lockkeeper = open_cluster(&cluster);
+    let key = key_on(&cluster, 1);
+    let held = hold(&lockkeeper, &key, ms(5000)).await;
+    let elsewhere = hold(&lockkeeper, &key_on(&cluster, 2), ms(5000)).await;
+    let waiting = tokio::spawn(lockkeeper.acquire(&*key).wait(ms(60_000)).into_future());
+    eventually("one waits", || waiters(&cluster.nodes[1]) == Some(1));
+    let mut on_replica = replica.connect();
+    let mut on_master = cluster.nodes[1].connect();
+    // From here on there are five seconds, less a little, and the replica knows of them. WAIT counts
+    // from what its own connection has written.
+    let mark = format!("{{{key}}}:mark");
+    for replicated in 0.. {
+        assert!(replicated < 20, "the replica does not keep up");
+        assert_eq!(held.renew().await, Ok(Renewed::Yes));
+        assert_eq!(ask!(on_master, "SET", &mark, "x"), OK);
+        if ask!(on_master, "WAIT", 1, 500) == testkit::YES {
+            break;
+        }
+    }
+    let start = Instant::now();
+    if hangs {
+        signal(&cluster.nodes[1], libc::SIGSTOP);
+    } else {
+        cluster.nodes[1].kill9();
+    }
+    let mut failover = None;
+    eventually("it is renewed at the replica, now a master", || {
+        let role: String = testkit::info(&mut on_replica, "replication", "role");
+        if role == "master" {
+            failover.get_or_insert_with(|| start.elapsed());
+        }
+        assert_eq!(held.loss(), None, "failed over after {failover:?}");
+        calls(&replica, "lock.renew") > 0
+    });
+    println!(
+        "hangs {hangs}: over after {failover:?}, renewed after {:?}",
+        start.elapsed()
+    );
+    eventually("the waiter waits there", || waiters(&replica) == Some(1));
+    assert_eq!(held.loss(), None);
+    assert_eq!(elsewhere.loss(), None);
+    assert_eq!(held.release().await, Ok(Released::Yes));
+    assert!(is_held(soon(waiting).await.unwrap().unwrap()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failover_in_a_cluster_costs_no_lock_of_5_s() {
-    for hangs in [false, true] {
-        let mut cluster = Cluster::start();
-        let replica = cluster.replica_of(1);
-        let lockkeeper = cluster.open();
-        let key = key_on(&cluster, 1);
-        let held = hold(&lockkeeper, &key, ms(5000)).await;
-        let elsewhere = hold(&lockkeeper, &key_on(&cluster, 2), ms(5000)).await;
-        let waiting = tokio::spawn(lockkeeper.acquire(&*key).wait(ms(60_000)).into_future());
-        eventually("one waits", || waiters(&cluster.nodes[1]) == Some(1));
-        let mut on_replica = replica.connect();
-        let mut on_master = cluster.nodes[1].connect();
-        // From here on there are five seconds, less a little, and the replica knows of them. WAIT counts
-        // from what its own connection has written.
-        let mark = format!("{{{key}}}:mark");
-        for replicated in 0.. {
-            assert!(replicated < 20, "the replica does not keep up");
-            assert_eq!(held.renew().await, Ok(Renewed::Yes));
-            assert_eq!(ask!(on_master, "SET", &mark, "x"), OK);
-            if ask!(on_master, "WAIT", 1, 500) == testkit::YES {
-                break;
-            }
-        }
-        let start = Instant::now();
-        if hangs {
-            stop_process(&cluster.nodes[1], libc::SIGSTOP);
-        } else {
-            cluster.nodes[1].kill9();
-        }
-        let mut failover = None;
-        eventually("it is renewed at the replica, now a master", || {
-            let role: String = testkit::info(&mut on_replica, "replication", "role");
-            if role == "master" {
-                failover.get_or_insert_with(|| start.elapsed());
-            }
-            assert_eq!(held.loss(), None, "failed over after {failover:?}");
-            calls(&replica, "lock.renew") > 0
-        });
-        println!(
-            "hangs {hangs}: over after {failover:?}, renewed after {:?}",
-            start.elapsed()
-        );
-        eventually("the waiter waits there", || waiters(&replica) == Some(1));
-        assert_eq!(held.loss(), None);
-        assert_eq!(elsewhere.loss(), None);
-        assert_eq!(held.release().await, Ok(Released::Yes));
-        assert!(is_held(soon(waiting).await.unwrap().unwrap()));
-    }
+    a_failover_costs_no_lock_of_5_s(false).await;
 }
 
-fn stop_process(server: &Server, signal: i32) {
-    // SAFETY: signals the server of this test, which runs until the test drops it.
-    assert_eq!(unsafe { libc::kill(server.pid() as i32, signal) }, 0);
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_hangs_in_a_cluster_costs_no_lock_of_5_s() {
+    a_failover_costs_no_lock_of_5_s(true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -494,10 +456,10 @@ async fn a_lease_counts_from_what_enough_replicas_acknowledged() {
     assert_eq!(held.loss(), None);
     assert_eq!(held.renew().await, Ok(Renewed::Yes));
 
-    stop_process(&replica, libc::SIGSTOP);
+    signal(&replica, libc::SIGSTOP);
     let lost = soon(held.lost()).await;
     let text = refused(safe("other").ttl(ms(12_000)).await);
-    stop_process(&replica, libc::SIGCONT);
+    signal(&replica, libc::SIGCONT);
     assert_eq!(
         lost,
         Lost::Expired,
@@ -561,25 +523,17 @@ async fn connections_for_replicas_are_few_and_replaced_when_they_ended() {
         let acquire = lockkeeper.acquire(key).ttl(ms(60_000)).min_replicas(1);
         tokio::spawn(acquire.into_future())
     };
-    let connections = || {
-        let list: String = redis::cmd("CLIENT")
-            .arg("LIST")
-            .query(&mut master.connect())
-            .unwrap();
-        list.matches(" name=lockkeeper:").count()
-    };
-    for round in 0..2 {
-        let all: Vec<_> = (0..8).map(|n| safe(format!("book:{round}:{n}"))).collect();
+    for time in 0..2 {
+        let all: Vec<_> = (0..8).map(|n| safe(format!("book:{time}:{n}"))).collect();
         for acquiring in all {
             let held = soon(acquiring).await.unwrap();
             held.unwrap().expect("it is free").leave();
         }
-        eventually("few are kept", || connections() <= 5);
+        eventually("few are kept", || connections(&master) <= 5);
         ask!(master.connect(), "CLIENT", "KILL", "TYPE", "normal").unwrap();
     }
     let _held = soon(safe("other".to_owned())).await.unwrap().unwrap();
-    assert!(connections() > 0);
-    eventually("none is kept for long", || connections() <= 1);
+    assert!(connections(&master) > 0);
 }
 
 #[test]
