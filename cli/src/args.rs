@@ -1,4 +1,4 @@
-//! From words to a plan that makes sense.
+//! From the command line's options to a plan that makes sense.
 
 use std::env::VarError;
 use std::ffi::OsString;
@@ -19,11 +19,11 @@ use crate::exit::{CONFLICT, Exit, OUTPUT, USAGE};
     after_help = EXIT_CODES,
     disable_help_subcommand = true
 )]
-struct Words {
+struct Opts {
     #[command(subcommand)]
     command: Subcommands,
     #[command(flatten)]
-    server: ServerWords,
+    server: ServerOpts,
 }
 
 const EXIT_CODES: &str = "\
@@ -51,7 +51,7 @@ Exit codes of info:
 const DEFAULT_URL: &str = "redis://127.0.0.1:6379/";
 
 #[derive(Args)]
-struct ServerWords {
+struct ServerOpts {
     /// The server: redis://[user@]host[:port][/db], rediss://… for TLS, unix:///path,
     /// redis+sentinel://host,host/master or redis+cluster://host,host [env: REDIS_URL] [default:
     /// redis://127.0.0.1:6379/]
@@ -100,7 +100,7 @@ enum Subcommands {
     /// each, the owners of the runs around it: who asks for a lock that one of them holds is refused.
     /// At a terminal a run that waits says so, once.
     #[command(after_help = EXIT_CODES)]
-    Run(RunWords),
+    Run(RunOpts),
     /// Tell who holds a lock and who waits for it
     #[command(after_help = INFO_EXIT_CODES)]
     Info {
@@ -129,7 +129,7 @@ enum Subcommands {
 }
 
 #[derive(Args)]
-struct RunWords {
+struct RunOpts {
     /// How long the lock outlives this process if it dies
     #[arg(long, default_value = "30s", value_parser = duration)]
     ttl: Duration,
@@ -212,9 +212,9 @@ pub enum Wait {
 }
 
 pub fn parse() -> Result<Plan, Exit> {
-    let mut matches = Words::command().try_get_matches().map_err(refuse)?;
-    let words = Words::from_arg_matches_mut(&mut matches).map_err(refuse)?;
-    let (label, command) = match words.command {
+    let mut matches = Opts::command().try_get_matches().map_err(refuse)?;
+    let opts = Opts::from_arg_matches_mut(&mut matches).map_err(refuse)?;
+    let (label, command) = match opts.command {
         Subcommands::Run(run) => (run.label.clone(), Command::Run(run.plan())),
         Subcommands::Info { json, key } => (
             None,
@@ -226,8 +226,8 @@ pub fn parse() -> Result<Plan, Exit> {
         Subcommands::Release { key, .. } => (None, Command::Release { key: bytes(key) }),
         Subcommands::Man { directory } => (None, Command::Man { directory }),
     };
-    let quiet = words.server.quiet;
-    let server = words
+    let quiet = opts.server.quiet;
+    let server = opts
         .server
         .plan(label)
         .map_err(|exit| exit.quietly(quiet))?;
@@ -238,7 +238,7 @@ pub fn parse() -> Result<Plan, Exit> {
     })
 }
 
-impl RunWords {
+impl RunOpts {
     fn plan(self) -> Run {
         Run {
             key: bytes(self.key),
@@ -257,10 +257,10 @@ impl RunWords {
     }
 }
 
-impl ServerWords {
+impl ServerOpts {
     fn plan(self, label: Option<String>) -> Result<Builder, Exit> {
         if self.url.as_deref().is_some_and(names_password) {
-            return Err(Exit::saying(
+            return Err(Exit::with_message(
                 USAGE,
                 "a password on the command line can be read by everybody on this machine, \
                  put it into REDIS_URL, REDISCLI_AUTH or a file",
@@ -270,7 +270,7 @@ impl ServerWords {
             (Some(url), _) | (None, Ok(url)) => url,
             (None, Err(VarError::NotPresent)) => DEFAULT_URL.to_owned(),
             (None, Err(VarError::NotUnicode(_))) => {
-                return Err(Exit::saying(USAGE, "REDIS_URL is not UTF-8"));
+                return Err(Exit::with_message(USAGE, "REDIS_URL is not UTF-8"));
             }
         };
         let mut builder = Lockkeeper::builder(url);
@@ -284,7 +284,7 @@ impl ServerWords {
                 Ok(password) => builder = builder.password(password),
                 Err(VarError::NotPresent) => {}
                 Err(VarError::NotUnicode(_)) => {
-                    return Err(Exit::saying(USAGE, "REDISCLI_AUTH is not UTF-8"));
+                    return Err(Exit::with_message(USAGE, "REDISCLI_AUTH is not UTF-8"));
                 }
             }
         }
@@ -315,7 +315,8 @@ fn names_password(url: &str) -> bool {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Exit> {
-    std::fs::read(path).map_err(|error| Exit::saying(USAGE, format!("{}: {error}", path.display())))
+    std::fs::read(path)
+        .map_err(|error| Exit::with_message(USAGE, format!("{}: {error}", path.display())))
 }
 
 fn first_line(path: &Path) -> Result<String, Exit> {
@@ -327,7 +328,7 @@ fn first_line(path: &Path) -> Result<String, Exit> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     String::from_utf8(line.to_vec()).map_err(|_| {
         let path = path.display();
-        Exit::saying(USAGE, format!("{path}: the first line is not UTF-8"))
+        Exit::with_message(USAGE, format!("{path}: the first line is not UTF-8"))
     })
 }
 
@@ -339,7 +340,7 @@ fn refuse(error: clap::Error) -> Exit {
 
 pub fn man(directory: &Path) -> Result<Exit, Exit> {
     let write = || {
-        clap_mangen::generate_to(Words::command(), directory)?;
+        clap_mangen::generate_to(Opts::command(), directory)?;
         // The synopsis leaves out what must stand before the command.
         let page = directory.join("lockkeeper-run.1");
         let text = std::fs::read_to_string(&page)?;
@@ -349,7 +350,7 @@ pub fn man(directory: &Path) -> Result<Exit, Exit> {
         )
     };
     let cannot = |error| format!("cannot write to {}: {error}", directory.display());
-    write().map_err(|error| Exit::saying(OUTPUT, cannot(error)))?;
+    write().map_err(|error| Exit::with_message(OUTPUT, cannot(error)))?;
     Ok(Exit::with(0))
 }
 

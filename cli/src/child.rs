@@ -20,13 +20,13 @@ use rustix::process::{
 use crate::signals::{Inherited, asks_to_end, is_job_control, is_stop};
 use crate::tree::{Id, Process, State, descendants};
 
-/// How often one looks for processes that were started since the last look, before what was found
+/// How often one scans for processes that were started since the last scan, before what was found
 /// is killed. Two find all of a usual tree; a chain of processes, each of which starts the next and
 /// ends, has new ones every time.
-const STOPPING_ROUNDS: u32 = 20;
+const MOST_SCANS_TO_STOP: u32 = 20;
 
-/// How often one looks for children that were left to us, one look being some ten microseconds.
-const CHILDREN_ROUNDS: u32 = 500;
+/// How often one scans for children that were left to us, one scan being some ten microseconds.
+const MOST_SCANS_OF_CHILDREN: u32 = 500;
 
 /// With a terminal the command must stay in our process group, or it could not read from it and
 /// Ctrl-C would not reach it. Without one it gets a group of its own, so that a signal meant for
@@ -43,15 +43,15 @@ pub struct Child {
     is_session_leader: bool,
     /// Our children before the command was started: a shell may have started them and then become
     /// us, as in `exec lockkeeper run … > >(logger)`. They are none of the command's.
-    spared: Vec<Id>,
+    excluded: Vec<Id>,
     /// Whether there were any, also such that /proc does not show.
     had_children: bool,
     status: Option<Status>,
-    /// The command was stopped by a signal of job control, and nobody has looked yet.
+    /// The command was stopped by a signal of job control, and nobody has asked yet.
     stopped: bool,
     /// The signals that came to us.
     received: HashSet<i32>,
-    /// Whoever got a SIGTERM from us: it comes once.
+    /// Whoever got a SIGTERM from us: it is sent once.
     terminated: HashSet<Id>,
     /// A signal that asked for the end was not ours to send to the command.
     out_of_reach: bool,
@@ -80,7 +80,7 @@ impl Child {
             command.process_group(0);
         }
         let had_children = has_children();
-        let spared = if had_children {
+        let excluded = if had_children {
             // All are taken, also those whose parent is one of them.
             let found = descendants(processes().unwrap_or_default(), getpid().as_raw(), &[]);
             found.into_iter().map(|process| process.id).collect()
@@ -103,7 +103,7 @@ impl Child {
             pid: Pid::from_child(&child),
             has_terminal,
             is_session_leader: getsid(None) == Ok(parent),
-            spared,
+            excluded,
             had_children,
             status: None,
             stopped: false,
@@ -119,11 +119,11 @@ impl Child {
 
     /// Whether the command ended because it was done, so that what it left was left on purpose.
     pub fn chose_to_end(&self) -> bool {
-        matches!(self.status, Some(Status::Exited(_))) && !self.was_told()
+        matches!(self.status, Some(Status::Exited(_))) && !self.was_asked_to_end()
     }
 
     /// Whether a signal that came to us asked for the end.
-    pub fn was_told(&self) -> bool {
+    pub fn was_asked_to_end(&self) -> bool {
         self.received.iter().any(|signal| asks_to_end(*signal))
     }
 
@@ -132,7 +132,7 @@ impl Child {
         self.received.contains(&signal)
     }
 
-    /// Whether the command was to be told to end and could not be.
+    /// Whether the command was to get a signal to end and could not be sent one.
     pub fn is_out_of_reach(&self) -> bool {
         self.out_of_reach
     }
@@ -171,7 +171,7 @@ impl Child {
     /// A signal that came to us.
     pub fn pass_on(&mut self, signal: i32, from_terminal: bool) {
         self.received.insert(signal);
-        // When a terminal goes away only the leader of its session is told.
+        // When a terminal goes away only the leader of its session gets a SIGHUP.
         let only_ours = signal == libc::SIGHUP && self.is_session_leader;
         if from_terminal && self.has_terminal && !only_ours {
             return;
@@ -220,7 +220,7 @@ impl Child {
     /// start new processes in their places, faster than they are found.
     pub fn kill(&mut self) -> Vec<Sent> {
         let mut stopped = HashSet::new();
-        for _ in 0..STOPPING_ROUNDS {
+        for _ in 0..MOST_SCANS_TO_STOP {
             let sent = self.send_all(Signal::STOP, &stopped);
             if sent.is_empty() {
                 break;
@@ -237,13 +237,14 @@ impl Child {
         if ourselves().is_none() {
             return;
         }
-        for _ in 0..CHILDREN_ROUNDS {
+        for _ in 0..MOST_SCANS_OF_CHILDREN {
             self.reap();
             // Not in every kernel; it is the main thread that orphans are given to.
             let children = std::fs::read_to_string("/proc/thread-self/children");
             let children = children.unwrap_or_default();
             let pids = children.split_ascii_whitespace().flat_map(str::parse);
-            let pids = pids.filter(|pid| !self.spared.iter().any(|spared| spared.pid == *pid));
+            let pids =
+                pids.filter(|pid| !self.excluded.iter().any(|excluded| excluded.pid == *pid));
             let mut found = false;
             for pid in pids.filter_map(Pid::from_raw) {
                 found = true;
@@ -275,7 +276,7 @@ impl Child {
             return kill_process_group(self.pid, signal);
         }
         if process.id.pid == self.pid.as_raw_pid() && self.status.is_none() {
-            // Our child, which is not reaped yet: its id is not another's, whatever /proc says.
+            // Our child, which is not reaped yet: its id is not another's, whatever /proc shows.
             return kill_process(self.pid, signal);
         }
         send(&process.id, signal)
@@ -285,7 +286,7 @@ impl Child {
     /// which stands for its group too.
     fn all(&self) -> Vec<Process> {
         match processes() {
-            Some(all) => descendants(all, getpid().as_raw(), &self.spared),
+            Some(all) => descendants(all, getpid().as_raw(), &self.excluded),
             None if self.status.is_none() || self.has_group() => {
                 vec![Process::unseen(self.pid.as_raw_pid())]
             }
@@ -305,8 +306,8 @@ fn has_children() -> bool {
 }
 
 fn has_children_in(these: WaitId<'_>) -> bool {
-    let nothing_but_look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    !matches!(waitid(these, nothing_but_look), Err(Errno::CHILD))
+    let without_reaping = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    !matches!(waitid(these, without_reaping), Err(Errno::CHILD))
 }
 
 /// None if /proc is not there, cannot be read, or is that of another pid namespace: there we have
@@ -341,7 +342,7 @@ fn send(id: &Id, signal: Signal) -> Result<(), Errno> {
     let Some(pid) = Pid::from_raw(id.pid) else {
         return Ok(());
     };
-    // What is open cannot become another process; that it is the right one is looked up after.
+    // What is open cannot become another process; that it is the right one is checked after.
     let open = pidfd_open(pid, PidfdFlags::empty());
     if process(id.pid).is_none_or(|now| now.id != *id) {
         return Ok(());

@@ -19,18 +19,18 @@ pub const CONFLICT: u8 = 75;
 pub const LOST: u8 = 76;
 /// Something that the command started could not be ended: EX_NOPERM.
 pub const STILL_RUNNING: u8 = 77;
-/// The command cannot be executed, as shells say it.
+/// The command cannot be executed: the code of shells.
 pub const CANNOT_EXECUTE: u8 = 126;
-/// There is no such command, as shells say it.
+/// There is no such command: the code of shells.
 pub const NOT_FOUND: u8 = 127;
 /// Added to the number of the signal that ended the command.
 pub const SIGNALLED: u8 = 128;
 
-/// A code, and what is to be said to the user first.
+/// A code, and the message to the user before it.
 #[derive(Debug)]
 pub struct Exit {
     code: u8,
-    says: Option<String>,
+    message: Option<String>,
     /// The signal to end by, rather than with the code.
     signal: Option<i32>,
 }
@@ -39,13 +39,13 @@ impl Exit {
     pub fn with(code: u8) -> Exit {
         Exit {
             code,
-            says: None,
+            message: None,
             signal: None,
         }
     }
 
-    pub fn saying(code: u8, says: impl Into<String>) -> Exit {
-        Exit::with(code).and_say(says)
+    pub fn with_message(code: u8, message: impl Into<String>) -> Exit {
+        Exit::with(code).and_message(message)
     }
 
     /// By a signal, as if nobody had handled it.
@@ -56,16 +56,16 @@ impl Exit {
         }
     }
 
-    pub fn and_say(self, says: impl Into<String>) -> Exit {
+    pub fn and_message(self, message: impl Into<String>) -> Exit {
         Exit {
-            says: Some(says.into()),
+            message: Some(message.into()),
             ..self
         }
     }
 
     /// Something that cannot be, on this system.
-    pub fn cannot(says: impl Into<String>) -> Exit {
-        Exit::saying(CANNOT_EXECUTE, says)
+    pub fn cannot(message: impl Into<String>) -> Exit {
+        Exit::with_message(CANNOT_EXECUTE, message)
     }
 
     /// For what goes to standard output. That nobody reads on (`| head -1`) is no error.
@@ -74,7 +74,7 @@ impl Exit {
         let written = stdout.write_all(text).and_then(|()| stdout.flush());
         match written {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-                Err(Exit::saying(OUTPUT, format!("cannot write: {error}")))
+                Err(Exit::with_message(OUTPUT, format!("cannot write: {error}")))
             }
             _ => Ok(Exit::with(code)),
         }
@@ -83,7 +83,7 @@ impl Exit {
     /// The code alone, if the user wants it so.
     pub fn quietly(self, quiet: bool) -> Exit {
         Exit {
-            says: self.says.filter(|_| !quiet),
+            message: self.message.filter(|_| !quiet),
             ..self
         }
     }
@@ -92,18 +92,18 @@ impl Exit {
 impl From<Error> for Exit {
     fn from(error: Error) -> Exit {
         match error {
-            Error::Invalid(says) => Exit::saying(USAGE, says),
+            Error::Invalid(message) => Exit::with_message(USAGE, message),
             error @ Error::NoWatchdog(_) => Exit::cannot(error.to_string()),
-            error => Exit::saying(UNAVAILABLE, error.to_string()),
+            error => Exit::with_message(UNAVAILABLE, error.to_string()),
         }
     }
 }
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {
-        if let Some(says) = exit.says {
+        if let Some(message) = exit.message {
             // Nobody may be there to read it; the code tells all the same.
-            let _ = writeln!(std::io::stderr(), "lockkeeper: {says}");
+            let _ = writeln!(std::io::stderr(), "lockkeeper: {message}");
         }
         if let Some(signal) = exit.signal {
             die_of(signal);

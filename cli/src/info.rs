@@ -1,22 +1,20 @@
-//! `lockkeeper info` and `lockkeeper release`.
+//! `lockkeeper info`: who holds a lock, and who waits for it.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-use lockkeeper::{Error, Info, Lockkeeper, Released, printable};
+use lockkeeper::{Error, Info, Lockkeeper, printable};
 use serde_json::json;
 
-use crate::exit::{CONFLICT, Exit, UNAVAILABLE};
+use crate::exit::{Exit, UNAVAILABLE};
+use crate::format::rounded;
 
 /// The codes of `info`, of which 0 and 1 are those of grep: found, not found.
 const HELD: u8 = 0;
 const FREE: u8 = 1;
 const WAITED_FOR: u8 = 2;
 
-/// The longest owner that the module takes, in bytes.
-const MAX_OWNER: usize = 512;
-
-pub async fn info(
+pub async fn run(
     lockkeeper: Lockkeeper,
     key: &[u8],
     json: bool,
@@ -42,9 +40,10 @@ pub async fn info(
     Exit::after_printing(code, text.as_bytes())
 }
 
-async fn ask(lockkeeper: &Lockkeeper, key: &[u8]) -> Result<Option<Info>, Exit> {
+/// Asks the server about the lock.
+pub async fn ask(lockkeeper: &Lockkeeper, key: &[u8]) -> Result<Option<Info>, Exit> {
     lockkeeper.info(key).await.map_err(|error| match error {
-        Error::Refused(line) if line.starts_with("WRONGTYPE ") => Exit::saying(
+        Error::Refused(line) if line.starts_with("WRONGTYPE ") => Exit::with_message(
             UNAVAILABLE,
             format!(
                 "{} is no lock but a value of another type (redis-cli TYPE tells); if nobody \
@@ -114,51 +113,12 @@ fn as_text(info: &Info) -> String {
         None => {}
     }
     line("waiters", &info.waiters);
-    for (place, waiter) in info.queue.iter().enumerate() {
+    for (index, waiter) in info.queue.iter().enumerate() {
         let waited = rounded(waiter.waited);
         line(
-            &format!("{:>6}", place + 1),
+            &format!("{:>6}", index + 1),
             &format!("{}, {waited}", printable(&waiter.owner)),
         );
     }
     text
-}
-
-/// As people say it: milliseconds below ten seconds, seconds above.
-pub fn rounded(time: Duration) -> humantime::FormattedDuration {
-    let unit = if time < Duration::from_secs(10) {
-        1
-    } else {
-        1000
-    };
-    let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX) / unit * unit;
-    humantime::format_duration(Duration::from_millis(ms))
-}
-
-pub async fn release(lockkeeper: Lockkeeper, key: &[u8]) -> Result<Exit, Exit> {
-    let name = printable(key);
-    let info = ask(&lockkeeper, key).await?;
-    let Some(owner) = info.and_then(|info| info.owner) else {
-        return Ok(Exit::saying(0, format!("nobody holds {name}")));
-    };
-    // Only a lock taken by hand can have such a token.
-    if owner.is_empty() || owner.len() > MAX_OWNER {
-        return Err(Exit::saying(
-            UNAVAILABLE,
-            format!(
-                "{name} is held by a token of {} bytes, and only one of 1 to {MAX_OWNER} can be \
-                 named in a release; if its holder is dead, redis-cli DEL removes it",
-                owner.len()
-            ),
-        ));
-    }
-    let released = lockkeeper.release_for(key, &owner).await?;
-    let owner = printable(&owner);
-    Ok(match released {
-        Released::Yes => Exit::saying(0, format!("released {name}, which {owner} held")),
-        Released::Lost(why) => Exit::saying(
-            CONFLICT,
-            format!("{owner} has lost {name} meanwhile: {why}"),
-        ),
-    })
 }

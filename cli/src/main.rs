@@ -4,8 +4,10 @@
 mod args;
 mod child;
 mod exit;
+mod format;
+mod info;
+mod release;
 mod run;
-mod show;
 mod signals;
 mod tree;
 mod waiting;
@@ -38,8 +40,8 @@ async fn carry_out(plan: Plan) -> Result<Exit, Exit> {
                 signals.map_err(|error| Exit::cannot(format!("cannot start: {error}")))?;
             run::run(open()?, run, signals, plan.quiet).await
         }
-        Command::Info { key, json } => show::info(open()?, &key, json, plan.quiet).await,
-        Command::Release { key } => show::release(open()?, &key).await,
+        Command::Info { key, json } => info::run(open()?, &key, json, plan.quiet).await,
+        Command::Release { key } => release::run(open()?, &key).await,
         Command::Man { directory } => args::man(&directory),
     }
 }

@@ -15,27 +15,27 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::args::{Run, Wait};
 use crate::child::{Child, Sent, Status, user_of};
 use crate::exit::{CANNOT_EXECUTE, Exit, LOST, NOT_FOUND, SIGNALLED, STILL_RUNNING};
-use crate::show::rounded;
+use crate::format::rounded;
 use crate::signals::{Event, Signals, stop_here};
 use crate::tree::Process;
 use crate::waiting;
 
 /// How long a SIGKILL may take before who is left gets another: new processes may have been started
 /// by those that had not got theirs yet.
-const LOOK: Duration = Duration::from_millis(20);
+const KILL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long what was killed may take to end, since the kernel frees its memory first and waits for
 /// its disks, before it counts as still running.
-const DYING: Duration = Duration::from_secs(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How much before the end of the lease SIGKILL is sent at the latest, if the ttl allows for it;
-/// more where there are so many processes that looking at them takes its time.
-const KILLING: Duration = Duration::from_millis(100);
+/// more where there are so many processes that scanning them takes its time.
+const KILL_RESERVE: Duration = Duration::from_millis(100);
 
-/// How long a process that is told to end stays to tidy up.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// How long a process that is asked to end may take to release what it holds.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The timers stand still while the machine is suspended: look at the lease at least that often.
+/// The timers stand still while the machine is suspended: the lease is checked at least that often.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// Of what still runs, so many are named.
@@ -44,7 +44,7 @@ const NAMED: usize = 10;
 /// One that cannot be named.
 const UNSEEN: &str = "a process that /proc does not show";
 
-/// What is to be known of the signals: a failure to read them would leave the command alone.
+/// A failure to read the signals, which would leave the command without us.
 fn broken(error: io::Error) -> Exit {
     Exit::cannot(format!("cannot read signals: {error}"))
 }
@@ -66,19 +66,19 @@ pub async fn run(
         };
         Ok::<Acquired, Exit>(asked.await?)
     };
-    let may_say = !quiet && !matches!(plan.wait, Wait::No) && io::stderr().is_terminal();
+    let may_report = !quiet && !matches!(plan.wait, Wait::No) && io::stderr().is_terminal();
     let asked = tokio::select! {
         acquired = asked => Ok(acquired?),
         signal = signals.fatal() => Err(signal.map_err(broken)?),
-        never = waiting::say(&lockkeeper, &plan), if may_say => match never {},
+        never = waiting::report(&lockkeeper, &plan), if may_report => match never {},
     };
     let held = match asked {
         Ok(Acquired::Yes(held)) => held,
         Ok(Acquired::Busy) => {
-            let says = timeout(FAREWELL, who_holds(&lockkeeper, &plan.key)).await;
-            let says = says.unwrap_or_else(|_| format!("{} is busy", printable(&plan.key)));
+            let message = timeout(CLOSE_TIMEOUT, who_holds(&lockkeeper, &plan.key)).await;
+            let message = message.unwrap_or_else(|_| format!("{} is busy", printable(&plan.key)));
             take_back(&lockkeeper, &mut signals).await;
-            return Err(Exit::saying(plan.conflict, says));
+            return Err(Exit::with_message(plan.conflict, message));
         }
         Err(signal) => {
             take_back(&lockkeeper, &mut signals).await;
@@ -90,17 +90,17 @@ pub async fn run(
         Err(error) => {
             let missing = error.kind() == io::ErrorKind::NotFound;
             let code = if missing { NOT_FOUND } else { CANNOT_EXECUTE };
-            let exit = Exit::saying(code, format!("{}: {error}", plan.command[0].display()));
-            let _ = until_told(&mut signals, false, held.release()).await;
+            let exit = Exit::with_message(code, format!("{}: {error}", plan.command[0].display()));
+            let _ = until_asked_to_end(&mut signals, false, held.release()).await;
             return Err(exit);
         }
     };
     let ended = work(&held, &mut child, &mut signals, &plan).await;
     match ended {
         Ok(Ended::Itself(status)) => {
-            let told = child.was_told();
+            let asked = child.was_asked_to_end();
             let exit = exit_of(status, &child);
-            Ok(release(held, &mut signals, told, exit, status, &plan).await)
+            Ok(release(held, &mut signals, asked, exit, status, &plan).await)
         }
         Ok(Ended::Lost(lost)) => Ok(lost_exit(&plan.key, lost)),
         Ok(Ended::Not(left, lost)) => {
@@ -116,37 +116,37 @@ pub async fn run(
     }
 }
 
-/// What was asked for and is not wanted any more, granted unheard or queued.
+/// What was asked for and is not wanted any more, granted without our knowing, or queued.
 async fn take_back(lockkeeper: &Lockkeeper, signals: &mut Signals) {
     tokio::select! {
-        _ = lockkeeper.close(FAREWELL) => {}
+        _ = lockkeeper.close(CLOSE_TIMEOUT) => {}
         _ = signals.fatal() => {}
     }
 }
 
 /// The last of all, until a signal says that it takes too long: after the first, which may have come
-/// before (`told`), it has a moment left, and none after the second.
-async fn until_told<T>(
+/// before (`asked`), it has a moment left, and none after the second.
+async fn until_asked_to_end<T>(
     signals: &mut Signals,
-    mut told: bool,
+    mut asked: bool,
     last: impl Future<Output = T>,
 ) -> Result<T, Option<i32>> {
     let mut last = pin!(last);
     let mut cut = None;
-    let mut until = Instant::now() + FAREWELL;
+    let mut until = Instant::now() + CLOSE_TIMEOUT;
     loop {
         tokio::select! {
             done = &mut last => return Ok(done),
             signal = signals.fatal() => match signal {
-                Ok(signal) if !told => {
-                    told = true;
+                Ok(signal) if !asked => {
+                    asked = true;
                     cut = Some(signal);
-                    until = Instant::now() + FAREWELL;
+                    until = Instant::now() + CLOSE_TIMEOUT;
                 }
                 Ok(signal) => return Err(Some(signal)),
                 Err(_) => return Err(cut),
             },
-            () = sleep_until(until), if told => return Err(cut),
+            () = sleep_until(until), if asked => return Err(cut),
         }
     }
 }
@@ -173,7 +173,7 @@ fn command(plan: &Run, held: &Held) -> Command {
 }
 
 enum Ended {
-    /// The command, because it was done or told to, and then what it had left.
+    /// The command, because it was done or asked to, and then what it had left.
     Itself(Status),
     /// All of it, since the lock is lost.
     Lost(Lost),
@@ -204,7 +204,7 @@ async fn work(
     })
 }
 
-/// Until the command has ended, or cannot be told to, or the lock is lost.
+/// Until the command has ended, or cannot be sent a signal, or the lock is lost.
 async fn watch(
     held: &Held,
     child: &mut Child,
@@ -219,7 +219,7 @@ async fn watch(
             return Ok(Some(held.loss().unwrap_or(Lost::Expired)));
         }
         tokio::select! {
-            event = signals.next() => heed(event.map_err(broken)?, held, child)?,
+            event = signals.next() => on_event(event.map_err(broken)?, held, child)?,
             lost = &mut lost => return Ok(Some(lost)),
             () = sleep(quiet) => {}
         }
@@ -228,7 +228,7 @@ async fn watch(
 }
 
 /// Passes signals on, reaps, and stops with the command.
-fn heed(event: Event, held: &Held, child: &mut Child) -> Result<(), Exit> {
+fn on_event(event: Event, held: &Held, child: &mut Child) -> Result<(), Exit> {
     match event {
         Event::Signal {
             signal,
@@ -264,8 +264,8 @@ async fn end(
         return kill(held, child, signals).await;
     }
     child.terminate();
-    // To find all and stop all before they are killed takes some such looks.
-    let reserve = reserve.min(KILLING.max(4 * start.elapsed()));
+    // To find all and stop all before they are killed takes some such scans.
+    let reserve = reserve.min(KILL_RESERVE.max(4 * start.elapsed()));
     while child.is_alive() {
         let lease = match held.loss() {
             None | Some(Lost::Expired) => held.remaining().saturating_sub(reserve),
@@ -278,11 +278,11 @@ async fn end(
         }
         let command_ran = child.status().is_none();
         tokio::select! {
-            event = signals.next() => heed(event.map_err(broken)?, held, child)?,
+            event = signals.next() => on_event(event.map_err(broken)?, held, child)?,
             () = sleep(left.min(LONGEST_SLEEP)) => {}
         }
         if command_ran && child.status().is_some() {
-            // What was started while we looked for whom to tell.
+            // What was started while we scanned.
             child.terminate();
         }
     }
@@ -295,7 +295,7 @@ async fn kill(
     child: &mut Child,
     signals: &mut Signals,
 ) -> Result<Option<Vec<Process>>, Exit> {
-    let give_up_at = Instant::now() + DYING;
+    let give_up_at = Instant::now() + EXIT_TIMEOUT;
     let mut last = Vec::new();
     loop {
         let sent = child.kill();
@@ -311,11 +311,11 @@ async fn kill(
         if all_refused || Instant::now() >= give_up_at {
             return Ok(Some(processes));
         }
-        // While new ones turn up somebody starts them faster than we look.
+        // While new ones turn up somebody starts them faster than we scan.
         if processes.iter().all(|process| last.contains(&process.id)) {
             tokio::select! {
-                event = signals.next() => heed(event.map_err(broken)?, held, child)?,
-                () = sleep(LOOK) => {}
+                event = signals.next() => on_event(event.map_err(broken)?, held, child)?,
+                () = sleep(KILL_INTERVAL) => {}
             }
         }
         last = processes.iter().map(|process| process.id).collect();
@@ -335,7 +335,7 @@ fn exit_of(status: Status, child: &Child) -> Exit {
 async fn release(
     held: Held,
     signals: &mut Signals,
-    told: bool,
+    asked: bool,
     exit: Exit,
     status: Status,
     plan: &Run,
@@ -347,20 +347,20 @@ async fn release(
         Duration::ZERO
     };
     let (name, ttl) = (printable(&plan.key), rounded(plan.ttl));
-    match until_told(signals, told, held.release_after(hold)).await {
+    match until_asked_to_end(signals, asked, held.release_after(hold)).await {
         Ok(Ok(Released::Yes)) => exit,
         Ok(Ok(Released::Lost(lost))) => lost_exit(&plan.key, lost),
-        Ok(Err(error)) => exit.and_say(format!(
+        Ok(Err(error)) => exit.and_message(format!(
             "{name} is not released and ends within {ttl}: {error}"
         )),
-        Err(signal) => signal.map_or(exit, Exit::killed_by).and_say(format!(
+        Err(signal) => signal.map_or(exit, Exit::killed_by).and_message(format!(
             "{name} is not released and ends within {ttl}: the server did not answer in time"
         )),
     }
 }
 
 fn lost_exit(key: &[u8], lost: Lost) -> Exit {
-    Exit::saying(LOST, format!("{} is lost: {lost}", printable(key)))
+    Exit::with_message(LOST, format!("{} is lost: {lost}", printable(key)))
 }
 
 fn still_running(key: &[u8], left: &[Process], lost: Option<Lost>, remaining: Duration) -> Exit {
@@ -380,7 +380,7 @@ fn still_running(key: &[u8], left: &[Process], lost: Option<Lost>, remaining: Du
         named.push(format!("{} more", left.len() - NAMED));
     }
     let named = named.join(", ");
-    Exit::saying(STILL_RUNNING, format!("{lock}; still running: {named}"))
+    Exit::with_message(STILL_RUNNING, format!("{lock}; still running: {named}"))
 }
 
 fn named(process: &Process) -> String {

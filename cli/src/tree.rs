@@ -1,4 +1,4 @@
-//! Who descends from whom, decided from one look at all processes.
+//! Who descends from whom, decided from one scan of all processes.
 
 use std::collections::{HashMap, HashSet};
 
@@ -76,9 +76,9 @@ impl Process {
 }
 
 /// All that descend from `root` and have not ended, parents before their children, without those
-/// `spared` and what descends from them.
-pub fn descendants(mut all: Vec<Process>, root: i32, spared: &[Id]) -> Vec<Process> {
-    all.retain(|process| process.id.pid != root && !spared.contains(&process.id));
+/// `excluded` and what descends from them.
+pub fn descendants(mut all: Vec<Process>, root: i32, excluded: &[Id]) -> Vec<Process> {
+    all.retain(|process| process.id.pid != root && !excluded.contains(&process.id));
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
     for process in all {
         children.entry(process.parent).or_default().push(process);
@@ -86,7 +86,7 @@ pub fn descendants(mut all: Vec<Process>, root: i32, spared: &[Id]) -> Vec<Proce
     let mut found = Vec::new();
     let mut seen = HashSet::from([root]);
     let mut parents = vec![root];
-    // One look is not one moment, so a pid can appear twice; each is followed once, so this ends.
+    // One scan is not one moment, so a pid can appear twice; each is followed once, so this ends.
     while let Some(parent) = parents.pop() {
         for process in children.remove(&parent).unwrap_or_default() {
             if seen.insert(process.id.pid) {
@@ -176,8 +176,8 @@ mod tests {
         };
         assert_eq!(pids(&descendants(all(), 2, &[])), [3, 9]);
         assert_eq!(pids(&descendants(all(), 9, &[])), [] as [i32; 0]);
-        let spared = [Id { pid: 3, started: 7 }];
-        assert_eq!(pids(&descendants(all(), 2, &spared)), [] as [i32; 0]);
+        let excluded = [Id { pid: 3, started: 7 }];
+        assert_eq!(pids(&descendants(all(), 2, &excluded)), [] as [i32; 0]);
         let reused = [Id { pid: 3, started: 6 }];
         assert_eq!(pids(&descendants(all(), 2, &reused)), [3, 9]);
     }
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(pids(&descendants(all, 2, &[])), [9]);
     }
 
-    /// Process ids that are given anew while one looks can make a ring.
+    /// Process ids that are given anew during a scan can make a ring.
     #[test]
     fn a_ring_ends() {
         let all = vec![process(2, 4), process(3, 2), process(4, 3), process(3, 4)];

@@ -1,4 +1,4 @@
-//! What a `run` that waits says, and that it does not wait for itself.
+//! What a `run` that waits prints, and that it does not wait for itself.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::args::{Run, Wait};
 use crate::exit::{Exit, USAGE};
-use crate::show::rounded;
+use crate::format::rounded;
 
 /// The owners in whose names this process runs, the innermost last, a line each. One with a line
 /// break in its label is not recognized.
@@ -21,10 +21,10 @@ pub const OWNERS: &str = "LOCKKEEPER_OWNERS";
 pub const OWNER: &str = "LOCKKEEPER_OWNER";
 
 /// How long a wait must have lasted to be worth a line.
-const WORTH_A_LINE: Duration = Duration::from_millis(300);
+const REPORTED_AFTER: Duration = Duration::from_millis(300);
 
 /// How long asking the server may take for a line that is only a courtesy.
-const COURTESY: Duration = Duration::from_secs(2);
+const INFO_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The owners of this process with one more.
 pub fn owners(owner: &str) -> OsString {
@@ -36,7 +36,7 @@ pub fn owners(owner: &str) -> OsString {
     owners
 }
 
-/// Who runs under a lock and asks for the same lock waits until its own end. Told by the owner, so
+/// Who runs under a lock and asks for the same lock waits until its own end. Known by the owner, so
 /// that neither another server nor another database with a key of the same name is meant, nor a lock
 /// that the run around this one has lost.
 pub async fn refuse_to_wait_for_itself(lockkeeper: &Lockkeeper, plan: &Run) -> Result<(), Exit> {
@@ -46,8 +46,8 @@ pub async fn refuse_to_wait_for_itself(lockkeeper: &Lockkeeper, plan: &Run) -> R
     }
     let key = plan.key.as_slice();
     let within = match plan.wait {
-        Wait::For(wait) => wait.min(COURTESY),
-        Wait::No | Wait::ForEver => COURTESY,
+        Wait::For(wait) => wait.min(INFO_TIMEOUT),
+        Wait::No | Wait::ForEver => INFO_TIMEOUT,
     };
     let info = timeout(within, lockkeeper.info(key)).await;
     let Some(owner) = info.ok().and_then(|info| info.ok()??.owner) else {
@@ -57,7 +57,7 @@ pub async fn refuse_to_wait_for_itself(lockkeeper: &Lockkeeper, plan: &Run) -> R
         .iter()
         .flat_map(|it| it.as_encoded_bytes().split(|byte| *byte == b'\n'));
     if owners.any(|of_ours| of_ours == owner) {
-        return Err(Exit::saying(
+        return Err(Exit::with_message(
             USAGE,
             format!(
                 "this command already runs under {}, and would wait for itself",
@@ -68,16 +68,17 @@ pub async fn refuse_to_wait_for_itself(lockkeeper: &Lockkeeper, plan: &Run) -> R
     Ok(())
 }
 
-/// After a moment says once, on standard error, that we wait, for whom, and behind how many.
-pub async fn say(lockkeeper: &Lockkeeper, plan: &Run) -> Infallible {
-    sleep(WORTH_A_LINE).await;
+/// After a moment prints once, on standard error, that we wait, for whom, and behind how many.
+pub async fn report(lockkeeper: &Lockkeeper, plan: &Run) -> Infallible {
+    sleep(REPORTED_AFTER).await;
     let name = printable(&plan.key);
-    let line = match timeout(COURTESY, lockkeeper.info(plan.key.as_slice())).await {
+    let line = match timeout(INFO_TIMEOUT, lockkeeper.info(plan.key.as_slice())).await {
         Ok(Ok(Some(info))) => {
             let holder = holder(&info).map_or(String::new(), |it| format!(", held by {it}"));
-            let place = place(&info, lockkeeper.label());
-            let place = place.map_or(String::new(), |it| format!(", number {it} in the queue"));
-            format!("waiting for {name}{holder}{place}")
+            let position = position(&info, lockkeeper.label());
+            let position =
+                position.map_or(String::new(), |it| format!(", number {it} in the queue"));
+            format!("waiting for {name}{holder}{position}")
         }
         Ok(Err(error)) => format!("waiting for {name}: {error}"),
         Ok(Ok(None)) | Err(_) => format!("waiting for {name}"),
@@ -97,7 +98,7 @@ pub fn holder(info: &Info) -> Option<String> {
 }
 
 /// The last of our label: we have only just come. None if we are not among those that are shown.
-fn place(info: &Info, label: &str) -> Option<usize> {
+fn position(info: &Info, label: &str) -> Option<usize> {
     let ours = |owner: &[u8]| {
         let rest = owner.strip_prefix(label.as_bytes());
         rest.is_some_and(|rest| rest.first() == Some(&b':'))
