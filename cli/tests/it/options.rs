@@ -1,4 +1,4 @@
-//! The command line as people expect it: what they may write, what they are told, and the codes.
+//! The command line as people expect it: what they may write, the messages, and the codes.
 
 use std::process::{Command, Stdio};
 
@@ -27,8 +27,8 @@ fn at(url: &str) -> Command {
     command
 }
 
-fn lockkeeper(server: &Server, words: &[&str]) -> Ended {
-    end_of(at(&server.url()).args(words))
+fn lockkeeper(server: &Server, args: &[&str]) -> Ended {
+    end_of(at(&server.url()).args(args))
 }
 
 #[test]
@@ -41,9 +41,9 @@ fn a_number_alone_means_seconds() {
         assert_eq!(done.code, 75, "{wait}: {done:?}");
     }
     assert_eq!(ask!(redis, "DEL", "job"), testkit::YES);
-    let words = ["run", "--ttl", "20", "--grace", "1.5", "job", "--"];
+    let args = ["run", "--ttl", "20", "--grace", "1.5", "job", "--"];
     let ask_ttl = format!("redis-cli -u {} PTTL job", server.url());
-    let done = lockkeeper(&server, &[&words[..], &["sh", "-c", &ask_ttl]].concat());
+    let done = lockkeeper(&server, &[&args[..], &["sh", "-c", &ask_ttl]].concat());
     let ttl: u64 = done.stdout.trim().parse().unwrap();
     assert!((10_000..=20_000).contains(&ttl), "{ttl}");
     for wrong in ["", "5 parsecs", "1.2.3", "-1", "."] {
@@ -56,12 +56,12 @@ fn a_number_alone_means_seconds() {
 #[test]
 fn an_empty_key_is_a_variable_that_was_not_set() {
     let server = Server::start();
-    for words in [
+    for args in [
         &["run", "", "--", "true"][..],
         &["info", ""],
         &["release", "--force", ""],
     ] {
-        let done = lockkeeper(&server, words);
+        let done = lockkeeper(&server, args);
         assert_eq!(done.code, 64, "{done:?}");
         assert!(done.stderr.contains("is a variable not set?"), "{done:?}");
     }
@@ -77,7 +77,7 @@ fn a_usage_error_asks_only_for_what_is_missing() {
 }
 
 #[test]
-fn an_empty_url_and_a_password_in_it_are_told_and_not_shown() {
+fn an_empty_url_and_a_password_in_it_are_errors_that_do_not_show_it() {
     for (url, what) in [
         ("", "is empty"),
         ("redis://me:secret#1@host/", "%23"),
@@ -101,7 +101,7 @@ fn an_empty_url_and_a_password_in_it_are_told_and_not_shown() {
 }
 
 #[test]
-fn a_password_that_is_not_utf_8_is_told() {
+fn a_password_that_is_not_utf_8_is_an_error() {
     use std::os::unix::ffi::OsStrExt;
     let password = std::ffi::OsStr::from_bytes(b"caf\xe9");
     let mut info = at("redis://127.0.0.1:1/");
@@ -119,7 +119,7 @@ fn a_password_that_is_not_utf_8_is_told() {
 }
 
 #[test]
-fn a_thread_that_cannot_be_started_is_told() {
+fn a_thread_that_cannot_be_started_is_an_error() {
     // SAFETY: it touches no memory.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("skipped: needs root, whose processes are not counted, to become a user");
@@ -141,11 +141,11 @@ fn a_thread_that_cannot_be_started_is_told() {
 }
 
 #[test]
-fn the_code_of_info_tells_held_free_and_waited_for() {
+fn the_code_of_info_is_held_free_or_waited_for() {
     let server = Server::start();
     let mut redis = server.connect();
-    let code = |words: &[&str]| {
-        let done = lockkeeper(&server, &[&["info"], words].concat());
+    let code = |args: &[&str]| {
+        let done = lockkeeper(&server, &[&["info"], args].concat());
         (done.code, done.stdout + &done.stderr)
     };
     assert_eq!(code(&["job"]), (1, "free\n".to_owned()));
@@ -287,8 +287,8 @@ fn keys_and_owners_are_shown_as_they_print() {
 }
 
 /// Standard error is a terminal, and what it shows comes back.
-fn at_terminal(server: &Server, words: &str) -> String {
-    let line = format!("timeout 2 {} {words}", command_line().display());
+fn at_terminal(server: &Server, args: &str) -> String {
+    let line = format!("timeout 1 {} {args}", command_line().display());
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     let done = end_of(command.env("REDIS_URL", server.url()));
@@ -310,7 +310,7 @@ fn at_a_terminal_a_run_that_waits_says_so_once() {
     assert_eq!(at_terminal(&server, "run -q job -- true"), "");
     let shown = at_terminal(&server, "run -n job -- true");
     assert!(shown.starts_with("lockkeeper: job is held by"), "{shown}");
-    let done = lockkeeper(&server, &["run", "-w", "1", "job", "--", "true"]);
+    let done = lockkeeper(&server, &["run", "-w", "0.5", "job", "--", "true"]);
     assert!(!done.stderr.contains("waiting"), "no terminal: {done:?}");
     assert_eq!(ask!(redis, "DEL", "job"), testkit::YES);
     assert_eq!(at_terminal(&server, "run job -- true"), "");
@@ -324,13 +324,13 @@ fn certificates_come_from_files_as_for_redis_cli() {
     let Some((server, port)) = testkit::tls::server(dir.path()) else {
         return;
     };
-    let info = |words: &str| {
+    let info = |args: &str| {
         let mut command = at(&format!("rediss://localhost:{port}/"));
         end_of(
             command
                 .current_dir(dir.path())
                 .arg("info")
-                .args(words.split(' ')),
+                .args(args.split(' ')),
         )
     };
     assert_eq!(info("job").code, 69, "an authority that nobody knows");
@@ -344,7 +344,7 @@ fn certificates_come_from_files_as_for_redis_cli() {
     let who = "--cert server.crt --key server.key";
     assert_eq!(info(&format!("--cacert ca.crt {who} job")).code, 1);
     assert_eq!(info(&format!("--insecure {who} job")).code, 1);
-    for (words, says) in [
+    for (args, says) in [
         ("--cacert ca.crt --cert server.crt job", "--key <FILE>"),
         ("--cacert ca.crt --key server.key job", "--cert <FILE>"),
         ("--cacert ca.crt --insecure job", "cannot be used with"),
@@ -354,7 +354,7 @@ fn certificates_come_from_files_as_for_redis_cli() {
         ),
         ("--cacert no-such-file job", "no-such-file: "),
     ] {
-        let done = info(words);
+        let done = info(args);
         assert_eq!(done.code, 64, "{done:?}");
         assert!(done.stderr.contains(says), "{done:?}");
     }

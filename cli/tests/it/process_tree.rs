@@ -1,17 +1,75 @@
-//! When the lock is lost or the command is told to end, all that it has started ends with it.
-
-mod support;
+//! When the lock is lost or the command is asked to end, all that it has started ends with it.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use support::{
-    Running, assert_nothing_left, at_terminal, held, is_alive, key, kill_all, processes_of, run,
-    state, without_terminal,
-};
 use testkit::client::ms;
 use testkit::{Server, YES, ask, command_line, eventually, number};
+
+use crate::support::{
+    Ended, Running, assert_nothing_left, at_terminal, held, is_alive, key, kill_all, processes_of,
+    run, state, without_terminal,
+};
+
+/// A command that runs under a lock with all that it started, and has printed "ready".
+struct Tree {
+    server: Server,
+    key: String,
+    running: Running,
+}
+
+impl Tree {
+    /// `run` with these options, and a script for bash. No other test has a key that begins so.
+    fn start(name: &str, options: &str, script: &str) -> Tree {
+        let (server, key) = (Server::start(), key(name));
+        let command = run(
+            &server,
+            &format!("{options} {key}"),
+            &["bash", "-c", script],
+        );
+        Tree::ready(server, key, Running::start(command))
+    }
+
+    fn at_terminal(name: &str, options: &str, script: &str) -> Tree {
+        let (server, key) = (Server::start(), key(name));
+        let script = script.replace('$', "\\$");
+        let command = format!("$RUN {options} {key} -- bash -c \"{script}\"; exit $?");
+        let running = at_terminal(&server, &command);
+        Tree::ready(server, key, running)
+    }
+
+    fn ready(server: Server, key: String, mut running: Running) -> Tree {
+        assert_eq!(running.line(), "ready", "{key}");
+        Tree {
+            server,
+            key,
+            running,
+        }
+    }
+
+    /// The lock is lost, so that all of it is ended.
+    fn end_by_loss(self) -> Ended {
+        assert_eq!(ask!(self.server.connect(), "DEL", &self.key), YES);
+        let ended = self.running.end();
+        assert_nothing_left(&self.key);
+        assert_eq!(ended.code(), 76, "{}: {ended:?}", self.key);
+        ended
+    }
+
+    /// `run` is asked to end, so that all of it is ended, and the lock released after that.
+    fn end_by_signal(self) {
+        self.running.signal(libc::SIGTERM);
+        self.ended_by_signal();
+    }
+
+    fn ended_by_signal(self) {
+        let ended = self.running.end();
+        assert_nothing_left(&self.key);
+        assert_eq!(ended.code(), -libc::SIGTERM, "{}: {ended:?}", self.key);
+        assert!(!held(&self.server, &self.key), "released");
+    }
+}
 
 /// What a command can do that takes a process out of its group, its session or its family. Each
 /// starts two and prints a line when both run.
@@ -33,50 +91,35 @@ const WAYS_OUT: [(&str, &str); 6] = [
     ),
 ];
 
+/// All at once: each waits most of its time.
+fn for_all_ways_out(test: impl Fn(&str, &str) + Sync) {
+    std::thread::scope(|scope| {
+        for (name, script) in WAYS_OUT {
+            let test = &test;
+            scope.spawn(move || test(name, script));
+        }
+    });
+}
+
 #[test]
 fn when_the_lock_is_lost_all_that_the_command_started_ends() {
-    let server = Server::start();
-    for (name, script) in WAYS_OUT {
-        let key = key(name);
-        let words = format!("--ttl 900ms --grace 5s {key}");
-        let mut running = Running::start(run(&server, &words, &["bash", "-c", script]));
-        assert_eq!(running.line(), "ready", "{name}");
-        assert_eq!(ask!(server.connect(), "DEL", &key), YES, "{name}");
-        let ended = running.end();
-        assert_nothing_left(&key);
-        assert_eq!(ended.code(), 76, "{name}: {ended:?}");
-    }
+    for_all_ways_out(|name, script| {
+        Tree::start(name, "--ttl 900ms", script).end_by_loss();
+    });
 }
 
 #[test]
 fn at_a_terminal_too() {
-    let server = Server::start();
-    for (name, script) in WAYS_OUT {
-        let key = key(&format!("terminal-{name}"));
-        let script = script.replace('$', "\\$");
-        let words = format!("$RUN --ttl 900ms --grace 5s {key} -- bash -c \"{script}\"; exit $?");
-        let mut running = at_terminal(&server, &words);
-        assert_eq!(running.line(), "ready", "{name}");
-        assert_eq!(ask!(server.connect(), "DEL", &key), YES, "{name}");
-        let ended = running.end();
-        assert_nothing_left(&key);
-        assert_eq!(ended.code(), 76, "{name}: {ended:?}");
-    }
+    for_all_ways_out(|name, script| {
+        Tree::at_terminal(&format!("terminal-{name}"), "--ttl 900ms", script).end_by_loss();
+    });
 }
 
 #[test]
-fn when_run_is_told_to_end_all_that_the_command_started_ends() {
-    let server = Server::start();
-    for (name, script) in WAYS_OUT {
-        let key = key(&format!("told-{name}"));
-        let mut running = Running::start(run(&server, &key, &["bash", "-c", script]));
-        assert_eq!(running.line(), "ready", "{name}");
-        running.signal(libc::SIGTERM);
-        let ended = running.end();
-        assert_nothing_left(&key);
-        assert_eq!(ended.code(), -libc::SIGTERM, "{name}: {ended:?}");
-        assert!(!held(&server, &key), "{name}: released");
-    }
+fn when_run_is_asked_to_end_all_that_the_command_started_ends() {
+    for_all_ways_out(|name, script| {
+        Tree::start(&format!("asked-{name}"), "", script).end_by_signal();
+    });
 }
 
 /// The terminal does not send this signal, and the command has no group of its own there.
@@ -102,58 +145,40 @@ fn at_a_terminal_what_a_shell_started_ends_with_it() {
 
 #[test]
 fn the_lock_is_released_after_the_last_of_it_has_ended() {
-    let server = Server::start();
-    let key = key("last");
-    let fifo = server.dir().join("fifo");
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
     let script = format!(
-        "mkfifo {0}; (trap '' TERM; exec 3<>{0}; echo ready; read x <&3) & echo $$; wait",
+        "mkfifo {0}; (trap '' TERM; exec 3<>{0}; echo ready; echo $$; read x <&3) & wait",
         fifo.display()
     );
-    let words = format!("--grace 600s {key}");
-    let mut running = Running::start(run(&server, &words, &["sh", "-c", &script]));
-    let mut lines = [running.line(), running.line()];
-    lines.sort();
-    let shell: i32 = lines[0].parse().unwrap();
-    running.signal(libc::SIGTERM);
+    let mut tree = Tree::start("last", "--grace 600s", &script);
+    let shell = tree.running.read_pid();
+    tree.running.signal(libc::SIGTERM);
     eventually("the shell has ended", || !is_alive(shell));
-    // Every answer after this came later than the end of the shell.
-    let mut redis = server.connect();
+    // Every reply after this came later than the end of the shell.
+    let mut redis = tree.server.connect();
     let until = Instant::now() + ms(300);
     while Instant::now() < until {
-        assert_eq!(ask!(redis, "EXISTS", &key), YES, "released too early");
+        let is_held = ask!(redis, "EXISTS", &tree.key);
+        assert_eq!(is_held, YES, "released too early");
     }
     std::fs::write(&fifo, "go\n").unwrap();
-    let ended = running.end();
-    assert_nothing_left(&key);
-    assert_eq!(ended.code(), -libc::SIGTERM, "{ended:?}");
-    assert!(!held(&server, &key), "released");
+    tree.ended_by_signal();
 }
 
 #[test]
-fn what_the_command_left_and_does_not_listen_is_killed_after_the_grace() {
-    let server = Server::start();
-    let key = key("deaf");
+fn what_the_command_left_and_ignores_sigterm_is_killed_after_the_grace() {
     let script = "(trap '' TERM; echo ready; while :; do sleep 0.05; done) & wait";
-    let words = format!("--grace 300ms {key}");
-    let mut running = Running::start(run(&server, &words, &["sh", "-c", script]));
-    assert_eq!(running.line(), "ready");
-    running.signal(libc::SIGTERM);
-    let ended = running.end();
-    assert_nothing_left(&key);
-    assert_eq!(ended.code(), -libc::SIGTERM, "{ended:?}");
-    assert!(!held(&server, &key), "released");
+    Tree::start("ignores", "--grace 300ms", script).end_by_signal();
 }
 
 #[test]
-fn a_command_that_is_told_to_end_may_take_longer_than_the_grace() {
-    let server = Server::start();
-    let key = key("slow");
-    let script = "trap 'sleep 1; echo tidy; exit 3' TERM; echo ready; while :; do sleep 0.05; done";
-    let words = format!("--grace 100ms {key}");
-    let mut running = Running::start(run(&server, &words, &["sh", "-c", script]));
-    assert_eq!(running.line(), "ready");
-    running.signal(libc::SIGTERM);
-    let ended = running.end();
+fn a_command_that_is_asked_to_end_may_take_longer_than_the_grace() {
+    let script =
+        "trap 'sleep 0.5; echo tidy; exit 3' TERM; echo ready; while :; do sleep 0.05; done";
+    let tree = Tree::start("slow", "--grace 100ms", script);
+    tree.running.signal(libc::SIGTERM);
+    let ended = tree.running.end();
     assert_eq!((ended.code(), ended.stdout.as_str()), (3, "tidy\n"));
 }
 
@@ -188,8 +213,8 @@ fn a_process_that_is_stopped_can_tidy_up() {
     let server = Server::start();
     let key = key("stop");
     let script = "trap 'echo tidy; exit 0' TERM; echo $$; kill -STOP $$; sleep 600";
-    let words = format!("--ttl 900ms --grace 10s {key}");
-    let mut running = Running::start(run(&server, &words, &["sh", "-c", script]));
+    let options = format!("--ttl 900ms --grace 10s {key}");
+    let mut running = Running::start(run(&server, &options, &["sh", "-c", script]));
     let command = running.read_pid();
     eventually("it is stopped", || state(command) == Some('T'));
     assert_eq!(ask!(server.connect(), "DEL", &key), YES);
@@ -200,17 +225,9 @@ fn a_process_that_is_stopped_can_tidy_up() {
 /// Each starts the next and ends: there is never one that lives for long.
 #[test]
 fn who_starts_new_processes_all_the_time_is_ended() {
-    let server = Server::start();
-    let key = key("chain");
     let script = "trap '' TERM; next() { next & exit; }; next & echo ready; \
                   exec >/dev/null 2>&1; sleep 600";
-    let words = format!("--ttl 900ms --grace 100ms {key}");
-    let mut running = Running::start(run(&server, &words, &["bash", "-c", script]));
-    assert_eq!(running.line(), "ready");
-    assert_eq!(ask!(server.connect(), "DEL", &key), YES);
-    let ended = running.end();
-    assert_nothing_left(&key);
-    assert_eq!(ended.code(), 76, "{ended:?}");
+    Tree::start("chain", "--ttl 900ms --grace 100ms", script).end_by_loss();
 }
 
 #[test]
@@ -279,7 +296,7 @@ fn whom_we_may_not_signal_is_named_and_the_lock_is_not_released() {
         becomes_root.display()
     );
     for lost in [true, false] {
-        let key = key(if lost { "theirs" } else { "theirs-told" });
+        let key = key(if lost { "theirs" } else { "theirs-asked" });
         let mut unprivileged = Command::new("setpriv");
         unprivileged.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
         unprivileged.arg(&command).arg("run");
@@ -309,8 +326,7 @@ fn whom_we_may_not_signal_is_named_and_the_lock_is_not_released() {
         if lost {
             // At the next renewal, or else the lease ends.
             assert_eq!(ask!(server.connect(), "SET", &key, "somebody"), testkit::OK);
-        }
-        if !lost {
+        } else {
             running.signal(libc::SIGTERM);
         }
         let ended = running.end();
@@ -334,12 +350,15 @@ fn whom_we_may_not_signal_is_named_and_the_lock_is_not_released() {
     }
 }
 
-/// Starts `run` after these words, which hide /proc from it. The words find the rest in `$0` and `$@`.
-fn without_proc(server: &Server, words: &[&str], run: &[&str]) -> Running {
-    let mut command = Command::new(words[0]);
-    command.args(&words[1..]).arg(command_line()).arg("run");
-    command.args(run);
-    Running::start(without_terminal(server, command))
+/// Starts `run` by these arguments, which hide /proc from it. They find the rest in `$0` and `$@`.
+fn without_proc(name: &str, hide: &[&str], options: &str, script: &str) -> Tree {
+    let (server, key) = (Server::start(), key(name));
+    let mut command = Command::new(hide[0]);
+    command.args(&hide[1..]).arg(command_line()).arg("run");
+    command.args(options.split_whitespace()).arg(&key);
+    command.args(["--", "sh", "-c", script]);
+    let running = Running::start(without_terminal(&server, command));
+    Tree::ready(server, key, running)
 }
 
 const NO_PROC: [&str; 5] = [
@@ -360,46 +379,27 @@ fn without_proc_the_command_and_its_group_end() {
         eprintln!("skipped: needs root, to take /proc away");
         return;
     }
-    let server = Server::start();
     let script = "sleep 600 & echo ready; sleep 600";
-    for (name, words) in [("none", &NO_PROC[..]), ("others", &PROC_OF_OTHERS)] {
-        let key = key(&format!("{name}-lost"));
-        let run = ["--ttl", "900ms", &key, "--", "sh", "-c", script];
-        let mut running = without_proc(&server, words, &run);
-        assert_eq!(running.line(), "ready", "{name}");
-        assert_eq!(ask!(server.connect(), "DEL", &key), YES, "{name}");
-        let ended = running.end();
-        assert_nothing_left(&key);
-        assert_eq!(ended.code(), 76, "{name}: {ended:?}");
+    for (name, hide) in [("none", &NO_PROC[..]), ("others", &PROC_OF_OTHERS)] {
+        let name = format!("{name}-lost");
+        without_proc(&name, hide, "--ttl 900ms", script).end_by_loss();
     }
-    let key = key("none-told");
-    let run = ["--grace", "300ms", &key, "--", "sh", "-c", script];
-    let mut running = without_proc(&server, &NO_PROC, &run);
-    assert_eq!(running.line(), "ready");
-    running.signal(libc::SIGTERM);
-    let ended = running.end();
-    assert_nothing_left(&key);
-    assert_eq!(ended.code(), -libc::SIGTERM, "{ended:?}");
-    assert!(!held(&server, &key), "released");
+    without_proc("none-asked", &NO_PROC, "--grace 300ms", script).end_by_signal();
 }
 
 #[test]
-fn without_proc_what_cannot_be_seen_is_told() {
+fn without_proc_what_cannot_be_seen_is_reported() {
     // SAFETY: it touches no memory.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("skipped: needs root, to take /proc away");
         return;
     }
-    let server = Server::start();
-    let key = key("unseen");
     let script = "setsid sh -c 'echo ready; exec sleep 600' & wait";
-    let run = ["--ttl", "900ms", "--grace", "100ms", &key, "--", "sh", "-c"];
-    let mut running = without_proc(&server, &NO_PROC, &[&run[..], &[script]].concat());
-    assert_eq!(running.line(), "ready");
-    assert_eq!(ask!(server.connect(), "DEL", &key), YES);
-    let ended = running.end();
-    let left = processes_of(&key).len();
-    kill_all(&key);
+    let tree = without_proc("unseen", &NO_PROC, "--ttl 900ms --grace 100ms", script);
+    assert_eq!(ask!(tree.server.connect(), "DEL", &tree.key), YES);
+    let ended = tree.running.end();
+    let left = processes_of(&tree.key).len();
+    kill_all(&tree.key);
     assert_eq!((ended.code(), left), (77, 1), "{ended:?}");
     let says = "still running: a process that /proc does not show\n";
     assert!(ended.stderr.ends_with(says), "{ended:?}");
@@ -408,20 +408,13 @@ fn without_proc_what_cannot_be_seen_is_told() {
 /// To read /proc takes some.
 #[test]
 fn without_descriptors_the_command_and_its_group_end() {
-    let server = Server::start();
-    let key = key("descriptors");
     let script = "sleep 600 & echo ready; sleep 600";
-    let mut running = Running::start(run(&server, &key, &["sh", "-c", script]));
-    assert_eq!(running.line(), "ready");
-    let pid = running.pid().to_string();
+    let tree = Tree::start("descriptors", "", script);
+    let pid = tree.running.pid().to_string();
     let mut limit = Command::new("prlimit");
     limit.args(["--pid", &pid, "--nofile=4:4"]);
     assert!(limit.status().unwrap().success());
-    running.signal(libc::SIGTERM);
-    let ended = running.end();
-    assert_nothing_left(&key);
-    assert_eq!(ended.code(), -libc::SIGTERM, "{ended:?}");
-    assert!(!held(&server, &key), "released");
+    tree.end_by_signal();
 }
 
 #[test]
@@ -450,7 +443,7 @@ const MANAGER: &str = r#"
     find "$group" -depth -type d -exec rmdir {} +
 "#;
 
-const UNIT: &str = include_str!("../systemd/nightly-report.service");
+const UNIT: &str = include_str!("../../systemd/nightly-report.service");
 
 struct Manager(Running);
 

@@ -1,17 +1,16 @@
 //! Signals reach the command as they would without `run`, and none ends `run` with its lock held.
 
-mod support;
-
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Command;
 use std::time::Instant;
 
-use support::{
-    Running, assert_nothing_left, at_terminal, held, is_alive, key, processes_of, run, state,
-    without_terminal,
-};
 use testkit::client::{calls, ms};
 use testkit::{Server, YES, ask, command_line, eventually, fence};
+
+use crate::support::{
+    self, Running, assert_nothing_left, at_terminal, held, is_alive, key, processes_of, run, state,
+    without_terminal,
+};
 
 /// With these signals ignored and those blocked when it starts.
 fn with(mut command: Command, ignored: &'static [i32], blocked: &'static [i32]) -> Command {
@@ -216,8 +215,8 @@ fn a_signal_cuts_the_release_short_and_a_second_one_ends_it() {
     };
     for signals in [1, 2] {
         // A third of the ttl is how long a release may take otherwise.
-        let words = "--ttl 300s job";
-        let mut running = Running::start(run(&server, words, &["sh", "-c", "echo $$; read x"]));
+        let options = "--ttl 300s job";
+        let mut running = Running::start(run(&server, options, &["sh", "-c", "echo $$; read x"]));
         let command = running.read_pid();
         pause(libc::SIGSTOP);
         running.write(b"go\n");
@@ -254,10 +253,10 @@ fn a_signal_cuts_the_release_short_and_a_second_one_ends_it() {
 #[test]
 fn a_job_that_is_stopped_keeps_its_lock() {
     let server = Server::start();
-    let words = "--ttl 900ms job";
+    let options = "--ttl 900ms job";
     let mut running = Running::start(run(
         &server,
-        words,
+        options,
         &["sh", "-c", "echo $$; read x; exit 3"],
     ));
     let command = running.read_pid();
@@ -276,7 +275,7 @@ fn a_job_that_is_stopped_keeps_its_lock() {
 #[test]
 fn at_a_terminal_ctrl_z_stops_run_with_the_command() {
     let server = Server::start();
-    let key = key("stopped");
+    let key = key("ctrl-z");
     let script = format!(
         "set -m; $RUN {key} -- sh -c 'sleep 600 & echo $PPID; read x; exit 3'; \
          echo \"stopped $?\"; read x; fg >/dev/null; echo \"ended $?\""
@@ -357,21 +356,21 @@ fn a_nested_run_ends_in_time_whatever_the_server_does() {
         assert_eq!(unsafe { libc::kill(server.pid() as i32, signal) }, 0);
     };
     pause(libc::SIGSTOP);
-    let nested = |words: &str| {
-        let mut command = run(&server, words, &["true"]);
+    let nested = |options: &str| {
+        let mut command = run(&server, options, &["true"]);
         command.env("LOCKKEEPER_OWNER", "somebody");
         (Instant::now(), Running::start(command))
     };
     let (start, waiting) = nested("-w 200ms job");
     let ended = waiting.end();
     let waited = start.elapsed();
-    let (start, told) = nested("-w 600s job");
-    let status = format!("/proc/{}/status", told.pid());
+    let (start, signalled) = nested("-w 600s job");
+    let status = format!("/proc/{}/status", signalled.pid());
     eventually("it takes signals", || {
         std::fs::read_to_string(&status).is_ok_and(|it| it.contains("SigBlk:\tfffffff"))
     });
-    told.signal(libc::SIGTERM);
-    let killed = told.end();
+    signalled.signal(libc::SIGTERM);
+    let killed = signalled.end();
     let took = start.elapsed();
     pause(libc::SIGCONT);
     assert!([69, 75].contains(&ended.code()), "{ended:?}");

@@ -14,10 +14,10 @@ pub fn key(of: &str) -> String {
     format!("{of}-{}", std::process::id())
 }
 
-/// `lockkeeper run` with these words after it, split at blanks; then the command.
-pub fn run(server: &Server, words: &str, command: &[&str]) -> Command {
+/// `lockkeeper run` with these options after it, split at blanks; then the command.
+pub fn run(server: &Server, options: &str, command: &[&str]) -> Command {
     let mut run = Command::new(command_line());
-    run.arg("run").args(words.split_whitespace()).arg("--");
+    run.arg("run").args(options.split_whitespace()).arg("--");
     run.args(command);
     without_terminal(server, run)
 }
@@ -37,7 +37,7 @@ pub fn without_terminal(server: &Server, mut command: Command) -> Command {
 }
 
 /// A script at a terminal of its own. The shell leads the session, unless the script begins with
-/// exec. The script finds the words to start `run` with in `$RUN`.
+/// exec. The script finds how to start `run` in `$RUN`.
 pub fn at_terminal(server: &Server, script: &str) -> Running {
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", script, "/dev/null"]);
