@@ -33,7 +33,7 @@ impl Lockkeeper {
         }
     }
 
-    /// The first part of the owners that it makes; see [`Builder::label`].
+    /// The first part of the owners that it makes; see [`Builder::label`](crate::Builder::label).
     pub fn label(&self) -> &str {
         &self.label
     }
