@@ -1,12 +1,12 @@
 //! What the fuzzers share: the module's core as it is, and what every reply must be.
 
-#[path = "../../../src/lock.rs"]
+#[path = "../../../src/lock/mod.rs"]
 pub mod lock;
-#[path = "../../../src/queue.rs"]
+#[path = "../../../src/queue/mod.rs"]
 pub mod queue;
-#[path = "../../../src/reply.rs"]
+#[path = "../../../src/reply/mod.rs"]
 pub mod reply;
-#[path = "../../../src/request.rs"]
+#[path = "../../../src/request/mod.rs"]
 pub mod request;
 
 use reply::Reply;
