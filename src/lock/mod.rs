@@ -1,13 +1,12 @@
 //! The lock: what the value of a key says, and what each command does to it.
 //!
 //! Pure: std only, no clock, no I/O, no Redis. The server's clock comes in as `now`, the key as a
-//! [`Held`]; what is to be done goes out as a [`Decision`], which the shell carries out.
+//! [`Found`]; what is to be done goes out as a [`Decision`], which the shell carries out.
 
-use std::num::NonZeroU64;
+use std::borrow::Borrow;
+use std::rc::Rc;
 
-/// Largest ttl, timeout and fence: 2^53 − 1, the last integer that a double holds exactly, so that no
-/// client language (JavaScript, Lua) rounds one.
-pub const MAX_INTEGER: u64 = (1 << 53) - 1;
+use crate::time::{MAX_INTEGER, Ttl, UnixMs, UnixUs};
 
 /// Longest owner, in bytes. With the 17 bytes before it the value fits a small allocation.
 pub const MAX_OWNER: usize = 512;
@@ -26,41 +25,11 @@ const DAY_US: u64 = 24 * 60 * 60 * 1_000_000;
 /// It covers clocks that differ by less than a second.
 const HEAD_START_US: u64 = 1_000_000;
 
-/// Now, by the server's wall clock, in microseconds since 1970. Fences count in these: two nodes of a
-/// cluster can grant a key that moves from one to the other within a millisecond.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct UnixUs(pub u64);
-
-impl UnixUs {
-    pub fn ms(self) -> UnixMs {
-        UnixMs((self.0 / 1000).cast_signed())
-    }
-
-    /// The end of a lease of `ttl` that begins now.
-    pub fn plus(self, ttl: Ttl) -> UnixMs {
-        UnixMs(self.ms().0.saturating_add_unsigned(ttl.ms()))
-    }
-}
-
-/// The end of a lease, by the server's wall clock, in milliseconds since 1970: so keys end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct UnixMs(pub i64);
-
-/// Time to live of a lease: 1 to 2^53 − 1 milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ttl(NonZeroU64);
-
-impl Ttl {
-    /// `None` outside of 1 to 2^53 − 1.
-    pub fn from_ms(ms: u64) -> Option<Ttl> {
-        NonZeroU64::new(ms)
-            .filter(|ms| ms.get() <= MAX_INTEGER)
-            .map(Ttl)
-    }
-
-    pub fn ms(self) -> u64 {
-        self.0.get()
-    }
+/// Which lock: a key of a database.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LockId {
+    pub db: i32,
+    pub name: Box<[u8]>,
 }
 
 /// Who holds or wants a lock: 1 to 512 arbitrary bytes that name one tenure of one holder.
@@ -83,6 +52,29 @@ impl<'a> Owner<'a> {
     /// changes its encoding, and a command that is refused should change nothing: look at the length before.
     pub fn may_hold(self, value_len: usize) -> bool {
         value_len == self.0.len() || value_len == PREFIX + self.0.len()
+    }
+}
+
+/// An owner to keep. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnedOwner(Rc<[u8]>);
+
+impl OwnedOwner {
+    pub fn borrowed(&self) -> Owner<'_> {
+        Owner(&self.0)
+    }
+}
+
+impl From<Owner<'_>> for OwnedOwner {
+    fn from(owner: Owner) -> OwnedOwner {
+        OwnedOwner(owner.0.into())
+    }
+}
+
+/// So that a map of owners is asked without making an [`OwnedOwner`].
+impl Borrow<[u8]> for OwnedOwner {
+    fn borrow(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -201,7 +193,7 @@ pub fn write(fence: Fence, owner: Owner) -> Vec<u8> {
 
 /// The key as one caller finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held<'v> {
+pub enum Found<'v> {
     /// The key is missing or has expired.
     Nobody,
     /// A value whose length alone says that it is not the caller's ([`Owner::may_hold`]).
@@ -248,15 +240,27 @@ pub enum Outcome {
     WrongType,
 }
 
+/// Who holds a lock, under which fence, until when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease<'a> {
+    pub owner: Owner<'a>,
+    pub fence: Fence,
+    pub ends_at: UnixMs,
+}
+
+impl Lease<'_> {
+    /// What the key then holds.
+    pub fn value(self) -> Vec<u8> {
+        write(self.fence, self.owner)
+    }
+}
+
 /// What happens to the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum Effect<'a> {
     Nothing,
-    /// The value becomes that of the caller under this fence, and ends at this time.
-    Set {
-        fence: Fence,
-        ends_at: UnixMs,
-    },
+    /// The key gets the value of this lease, and its end.
+    Set(Lease<'a>),
     /// The value stays and ends at this time.
     Expire {
         ends_at: UnixMs,
@@ -269,13 +273,13 @@ pub enum Effect {
 
 /// What the caller is told and what happens to the key: both, or the shell does neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
+pub struct Decision<'a> {
     pub outcome: Outcome,
-    pub effect: Effect,
+    pub effect: Effect<'a>,
 }
 
-impl Decision {
-    fn refuse(outcome: Outcome) -> Decision {
+impl Decision<'_> {
+    fn refuse(outcome: Outcome) -> Self {
         Decision {
             outcome,
             effect: Effect::Nothing,
@@ -285,24 +289,28 @@ impl Decision {
 
 /// LOCK.ACQUIRE: takes a free lock, or confirms one that the caller holds. A confirmed lease never ends
 /// earlier than `before`, the end that it has, if any.
-pub fn acquire(
-    held: Held,
+pub fn acquire<'a>(
+    found: Found,
     before: Option<UnixMs>,
-    owner: Owner,
+    owner: Owner<'a>,
     ttl: Ttl,
     now: UnixUs,
     fences: &mut Fences,
-) -> Decision {
+) -> Decision<'a> {
     let ends_at = now.plus(ttl);
     let grant = |fence, ends_at| Decision {
         outcome: Outcome::Acquired(fence),
-        effect: Effect::Set { fence, ends_at },
+        effect: Effect::Set(Lease {
+            owner,
+            fence,
+            ends_at,
+        }),
     };
-    match held {
-        Held::Nobody => grant(fences.next(now, None), ends_at),
-        Held::Another => Decision::refuse(Outcome::Busy),
-        Held::WrongType => Decision::refuse(Outcome::WrongType),
-        Held::Value(bytes) => match claim(bytes, owner) {
+    match found {
+        Found::Nobody => grant(fences.next(now, None), ends_at),
+        Found::Another => Decision::refuse(Outcome::Busy),
+        Found::WrongType => Decision::refuse(Outcome::WrongType),
+        Found::Value(bytes) => match claim(bytes, owner) {
             Claim::Owner(fence) => Decision {
                 outcome: Outcome::Acquired(fence),
                 effect: match before {
@@ -320,29 +328,33 @@ pub fn acquire(
 }
 
 /// LOCK.RENEW: the lease ends `ttl` from now, sooner or later than before.
-pub fn renew(held: Held, owner: Owner, ttl: Ttl, now: UnixUs) -> Decision {
+pub fn renew<'a>(found: Found, owner: Owner<'a>, ttl: Ttl, now: UnixUs) -> Decision<'a> {
     let ends_at = now.plus(ttl);
-    settle(held, owner, |_| Decision {
+    only_for(owner, found, |_| Decision {
         outcome: Outcome::Renewed,
         effect: Effect::Expire { ends_at },
     })
 }
 
 /// LOCK.RELEASE: the lock is free, or the next one's.
-pub fn release(held: Held, owner: Owner) -> Decision {
-    settle(held, owner, |replaced| Decision {
+pub fn release<'a>(found: Found, owner: Owner<'a>) -> Decision<'a> {
+    only_for(owner, found, |replaced| Decision {
         outcome: Outcome::Released,
         effect: Effect::Delete { replaced },
     })
 }
 
 /// What RENEW and RELEASE share: only who matches gets what it asks for, given the fence at the key.
-fn settle(held: Held, owner: Owner, granted: impl FnOnce(Option<Fence>) -> Decision) -> Decision {
-    match held {
-        Held::Nobody => Decision::refuse(Outcome::NotHeld),
-        Held::Another => Decision::refuse(Outcome::NotOwner),
-        Held::WrongType => Decision::refuse(Outcome::WrongType),
-        Held::Value(bytes) => match claim(bytes, owner) {
+fn only_for<'a>(
+    owner: Owner<'a>,
+    found: Found,
+    granted: impl FnOnce(Option<Fence>) -> Decision<'a>,
+) -> Decision<'a> {
+    match found {
+        Found::Nobody => Decision::refuse(Outcome::NotHeld),
+        Found::Another => Decision::refuse(Outcome::NotOwner),
+        Found::WrongType => Decision::refuse(Outcome::WrongType),
+        Found::Value(bytes) => match claim(bytes, owner) {
             Claim::Owner(fence) => granted(Some(fence)),
             Claim::ByHand(fence) => granted(fence),
             Claim::Stranger => Decision::refuse(Outcome::NotOwner),

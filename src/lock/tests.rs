@@ -91,7 +91,7 @@ proptest! {
 #[test]
 fn a_free_lock_is_granted_until_ttl_from_now() {
     let decision = acquire(
-        Held::Nobody,
+        Found::Nobody,
         None,
         owner("me"),
         ttl(500),
@@ -103,10 +103,11 @@ fn a_free_lock_is_granted_until_ttl_from_now() {
     };
     assert_eq!(
         decision.effect,
-        Effect::Set {
+        Effect::Set(Lease {
+            owner: owner("me"),
             fence,
             ends_at: end(500)
-        }
+        })
     );
 }
 
@@ -120,7 +121,7 @@ fn acquiring_again_keeps_the_fence_and_never_shortens_the_lease() {
         (None, Effect::Expire { ends_at: end(500) }),
     ] {
         let decision = acquire(
-            Held::Value(value),
+            Found::Value(value),
             before,
             owner("me"),
             ttl(500),
@@ -141,7 +142,7 @@ fn acquiring_again_keeps_the_fence_and_never_shortens_the_lease() {
 fn acquiring_a_lock_taken_by_hand_makes_it_ours_and_never_shortens_the_lease() {
     for (before, after) in [(Some(end(900)), 900), (Some(end(100)), 500), (None, 500)] {
         let decision = acquire(
-            Held::Value(b"token"),
+            Found::Value(b"token"),
             before,
             owner("token"),
             ttl(500),
@@ -153,10 +154,11 @@ fn acquiring_a_lock_taken_by_hand_makes_it_ours_and_never_shortens_the_lease() {
         };
         assert_eq!(
             decision.effect,
-            Effect::Set {
+            Effect::Set(Lease {
+                owner: owner("token"),
                 fence,
                 ends_at: end(after)
-            }
+            })
         );
     }
 }
@@ -164,7 +166,7 @@ fn acquiring_a_lock_taken_by_hand_makes_it_ours_and_never_shortens_the_lease() {
 #[test]
 fn renewing_ends_the_lease_ttl_from_now_whatever_its_end_was() {
     for value in [&b"0000000000000007:me"[..], b"me"] {
-        let decision = renew(Held::Value(value), owner("me"), ttl(500), NOW);
+        let decision = renew(Found::Value(value), owner("me"), ttl(500), NOW);
         let effect = Effect::Expire { ends_at: end(500) };
         assert_eq!(
             decision,
@@ -184,7 +186,7 @@ fn what_is_released_tells_which_fence_the_next_one_must_be_above() {
         // Taken by hand under a name that reads as a value of ours.
         ("0000000000000007:me", "0000000000000007:me", Some(7)),
     ] {
-        let decision = release(Held::Value(value.as_bytes()), owner(name));
+        let decision = release(Found::Value(value.as_bytes()), owner(name));
         assert_eq!(decision.outcome, Outcome::Released);
         let replaced = fence.and_then(Fence::new);
         assert_eq!(decision.effect, Effect::Delete { replaced });
@@ -194,20 +196,20 @@ fn what_is_released_tells_which_fence_the_next_one_must_be_above() {
 #[test]
 fn a_stranger_changes_nothing_and_is_told_why() {
     let stranger = owner("you");
-    let by_me = Held::Value(b"0000000000000007:me");
-    for (held, busy, refused) in [
+    let by_me = Found::Value(b"0000000000000007:me");
+    for (found, busy, refused) in [
         (by_me, Outcome::Busy, Outcome::NotOwner),
-        (Held::Value(b"me"), Outcome::Busy, Outcome::NotOwner),
-        (Held::Another, Outcome::Busy, Outcome::NotOwner),
-        (Held::WrongType, Outcome::WrongType, Outcome::WrongType),
+        (Found::Value(b"me"), Outcome::Busy, Outcome::NotOwner),
+        (Found::Another, Outcome::Busy, Outcome::NotOwner),
+        (Found::WrongType, Outcome::WrongType, Outcome::WrongType),
     ] {
         let answers = [
             (
-                acquire(held, None, stranger, ttl(1), NOW, &mut fences()),
+                acquire(found, None, stranger, ttl(1), NOW, &mut fences()),
                 busy,
             ),
-            (renew(held, stranger, ttl(1), NOW), refused),
-            (release(held, stranger), refused),
+            (renew(found, stranger, ttl(1), NOW), refused),
+            (release(found, stranger), refused),
         ];
         for (decision, outcome) in answers {
             assert_eq!(
@@ -220,19 +222,19 @@ fn a_stranger_changes_nothing_and_is_told_why() {
         }
     }
     assert_eq!(
-        renew(Held::Nobody, stranger, ttl(1), NOW).outcome,
+        renew(Found::Nobody, stranger, ttl(1), NOW).outcome,
         Outcome::NotHeld
     );
-    assert_eq!(release(Held::Nobody, stranger).outcome, Outcome::NotHeld);
+    assert_eq!(release(Found::Nobody, stranger).outcome, Outcome::NotHeld);
 }
 
 #[test]
 fn the_whole_value_is_a_name_too_even_when_it_reads_as_ours() {
     let value = "0000000000000007:me";
-    let held = Held::Value(value.as_bytes());
-    assert_eq!(release(held, owner(value)).outcome, Outcome::Released);
+    let found = Found::Value(value.as_bytes());
+    assert_eq!(release(found, owner(value)).outcome, Outcome::Released);
     let Outcome::Acquired(fence) =
-        acquire(held, None, owner(value), ttl(1), NOW, &mut fences()).outcome
+        acquire(found, None, owner(value), ttl(1), NOW, &mut fences()).outcome
     else {
         panic!("not acquired")
     };
@@ -287,10 +289,10 @@ impl Key {
             .take_if(|(_, end)| end.is_some_and(|end| now.ms() > end));
     }
 
-    fn held(&self) -> Held<'_> {
+    fn found(&self) -> Found<'_> {
         match &self.0 {
-            Some((bytes, _)) => Held::Value(bytes),
-            None => Held::Nobody,
+            Some((bytes, _)) => Found::Value(bytes),
+            None => Found::Nobody,
         }
     }
 
@@ -298,10 +300,10 @@ impl Key {
         self.0.as_ref().and_then(|(_, end)| *end)
     }
 
-    fn apply(&mut self, owner: Owner, effect: Effect) {
+    fn apply(&mut self, effect: Effect) {
         match effect {
             Effect::Nothing => {}
-            Effect::Set { fence, ends_at } => self.0 = Some((write(fence, owner), Some(ends_at))),
+            Effect::Set(lease) => self.0 = Some((lease.value(), Some(lease.ends_at))),
             Effect::Expire { ends_at } => {
                 self.0.as_mut().expect("only what is there gets an end").1 = Some(ends_at);
             }
@@ -353,36 +355,36 @@ proptest! {
             key.expire(now);
             match step {
                 Step::Acquire(ms) => {
-                    let decision = acquire(key.held(), key.ends_at(), me, ttl(ms), now, &mut fences);
+                    let decision = acquire(key.found(), key.ends_at(), me, ttl(ms), now, &mut fences);
                     if let Outcome::Acquired(fence) = decision.outcome {
                         prop_assert!(leases.keys().all(|holder| *holder == who));
                         match decision.effect {
-                            Effect::Set { .. } => prop_assert!(fence > newest),
+                            Effect::Set(_) => prop_assert!(fence > newest),
                             _ => prop_assert_eq!(fence, newest),
                         }
                         newest = fence;
                         let end = leases.entry(who).or_insert(now.ms());
                         *end = now.plus(ttl(ms)).max(*end);
                     }
-                    key.apply(me, decision.effect);
+                    key.apply(decision.effect);
                 }
                 Step::Renew(ms) => {
-                    let decision = renew(key.held(), me, ttl(ms), now);
+                    let decision = renew(key.found(), me, ttl(ms), now);
                     if decision.outcome == Outcome::Renewed {
                         prop_assert!(leases.keys().all(|holder| *holder == who));
                         leases.insert(who, now.plus(ttl(ms)));
                     }
-                    key.apply(me, decision.effect);
+                    key.apply(decision.effect);
                 }
                 Step::Release => {
-                    let decision = release(key.held(), me);
+                    let decision = release(key.found(), me);
                     if decision.outcome == Outcome::Released {
                         leases.remove(&who);
                     }
-                    key.apply(me, decision.effect);
+                    key.apply(decision.effect);
                 }
                 Step::TakeByHand(ms) => {
-                    if key.held() == Held::Nobody {
+                    if key.found() == Found::Nobody {
                         let end = now.plus(ttl(ms));
                         key.0 = Some((me.bytes().to_vec(), Some(end)));
                         leases.insert(who, end);
@@ -408,16 +410,16 @@ fn every_owner_gets_its_turn() {
     let (mut key, mut fences, mut now) = (Key::default(), fences(), NOW);
     for name in ["a", "b", "c"] {
         let me = owner(name);
-        let decision = acquire(key.held(), key.ends_at(), me, ttl(10), now, &mut fences);
+        let decision = acquire(key.found(), key.ends_at(), me, ttl(10), now, &mut fences);
         assert!(matches!(decision.outcome, Outcome::Acquired(_)));
-        key.apply(me, decision.effect);
+        key.apply(decision.effect);
         now.0 += 5_000;
-        let decision = renew(key.held(), me, ttl(10), now);
+        let decision = renew(key.found(), me, ttl(10), now);
         assert_eq!(decision.outcome, Outcome::Renewed);
-        key.apply(me, decision.effect);
+        key.apply(decision.effect);
         now.0 += 9_000;
-        let decision = release(key.held(), me);
+        let decision = release(key.found(), me);
         assert_eq!(decision.outcome, Outcome::Released);
-        key.apply(me, decision.effect);
+        key.apply(decision.effect);
     }
 }

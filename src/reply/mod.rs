@@ -3,9 +3,10 @@
 //! An error is `CODE what was wrong, what would be right, got '…'`. Redis counts errors by their first
 //! word, so each kind has a word of its own.
 
-use crate::lock::{MAX_INTEGER, MAX_OWNER, Outcome};
+use crate::lock::{MAX_OWNER, Outcome};
 use crate::queue::Dismissal;
 use crate::request::BadRequest;
+use crate::time::MAX_INTEGER;
 
 /// A reply, not yet in any protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]

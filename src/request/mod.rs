@@ -2,15 +2,16 @@
 //!
 //! Pure: bytes in, no Redis. After this door no function checks an argument again.
 
-use crate::lock::{MAX_INTEGER, Owner, Ttl};
+use crate::lock::Owner;
+use crate::time::{MAX_INTEGER, Ttl, Wait};
 
 /// `LOCK.ACQUIRE key owner ttl-ms [WAIT timeout-ms]`
 #[derive(Debug, PartialEq, Eq)]
 pub struct Acquire<'a> {
     pub owner: Owner<'a>,
     pub ttl: Ttl,
-    /// How long to wait for a lock that another holds, in milliseconds; 0 is one try.
-    pub wait_ms: u64,
+    /// How long to wait for a lock that another holds; none is one try.
+    pub wait: Option<Wait>,
 }
 
 /// `LOCK.RENEW key owner ttl-ms`
@@ -40,22 +41,22 @@ pub fn acquire<'a>(
     mut args: impl Iterator<Item = &'a [u8]>,
 ) -> Result<Acquire<'a>, BadRequest<'a>> {
     let (owner, ttl) = (owner(args.next())?, ttl(args.next())?);
-    let mut wait_ms = None;
+    let mut wait = None;
     while let Some(option) = args.next() {
         if !option.eq_ignore_ascii_case(b"WAIT") {
             return Err(BadRequest::OptionUnknown(option));
         }
-        if wait_ms.is_some() {
+        if wait.is_some() {
             return Err(BadRequest::WaitTwice(option));
         }
-        wait_ms = Some(timeout(
+        wait = Some(timeout(
             args.next().ok_or(BadRequest::WaitWithoutTimeout(option))?,
         )?);
     }
     Ok(Acquire {
         owner,
         ttl,
-        wait_ms: wait_ms.unwrap_or(0),
+        wait: wait.flatten(),
     })
 }
 
@@ -97,11 +98,13 @@ fn ttl(arg: Option<&[u8]>) -> Result<Ttl, BadRequest<'_>> {
     }
 }
 
-fn timeout(bytes: &[u8]) -> Result<u64, BadRequest<'_>> {
-    milliseconds(bytes).map_err(|problem| match problem {
-        NotMilliseconds::NotANumber => BadRequest::TimeoutNotANumber(bytes),
-        NotMilliseconds::OutOfRange => BadRequest::TimeoutOutOfRange(bytes),
-    })
+/// None for 0, which is one try.
+fn timeout(bytes: &[u8]) -> Result<Option<Wait>, BadRequest<'_>> {
+    match milliseconds(bytes) {
+        Ok(ms) => Ok(Wait::from_ms(ms)),
+        Err(NotMilliseconds::NotANumber) => Err(BadRequest::TimeoutNotANumber(bytes)),
+        Err(NotMilliseconds::OutOfRange) => Err(BadRequest::TimeoutOutOfRange(bytes)),
+    }
 }
 
 enum NotMilliseconds {

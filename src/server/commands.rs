@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use super::api::{Access, Arg, ArgKind, Args, Command, Ctx, Key, Kind, Refused, Spec, Text};
 use super::info::Cause;
 use super::{State, waiting};
-use crate::lock::{self, Effect, Held, Outcome, Owner};
+use crate::lock::{self, Effect, Found, Outcome, Owner};
 use crate::reply::{Info, Reply};
 use crate::request::{self, Acquire, BadRequest};
 
@@ -54,9 +54,9 @@ impl Command for AcquireCommand {
         let request = request::acquire(args.from(2))?;
         let key = serve_if_free(ctx, name, ctx.open(name));
         let decision = {
-            let held = held(&key, request.owner);
-            let before = match held {
-                Held::Value(_) => key.ends_at(),
+            let found = find(&key, request.owner);
+            let before = match found {
+                Found::Value(_) => key.ends_at(),
                 _ => None,
             };
             let Acquire { owner, ttl, .. } = request;
@@ -66,28 +66,30 @@ impl Command for AcquireCommand {
                 stats,
                 ..
             } = &mut *State::get(ctx);
-            let decision = lock::acquire(held, before, owner, ttl, ctx.now(), fences);
+            let decision = lock::acquire(found, before, owner, ttl, ctx.now(), fences);
             match decision.outcome {
                 Outcome::Acquired(_) => {
                     waiting.spoke(ctx, name, request.owner);
-                    stats.grants_direct += u64::from(matches!(decision.effect, Effect::Set { .. }));
+                    stats.grants_direct += u64::from(matches!(decision.effect, Effect::Set(_)));
                 }
-                Outcome::Busy if request.wait_ms == 0 => stats.refusals += 1,
+                Outcome::Busy if request.wait.is_none() => stats.refusals += 1,
                 _ => {}
             }
             decision
         };
-        if decision.outcome == Outcome::Busy && request.wait_ms > 0 {
+        if decision.outcome == Outcome::Busy
+            && let Some(wait) = request.wait
+        {
             let ends_at = key.ends_at();
             drop(key);
-            return Ok(waiting::wait(ctx, name, &request, ends_at));
+            return Ok(waiting::wait(ctx, name, &request, wait, ends_at));
         }
         if matches!(decision.outcome, Outcome::Acquired(_))
-            && !matches!(decision.effect, Effect::Set { .. })
+            && !matches!(decision.effect, Effect::Set(_))
         {
             key.touch(name);
         }
-        apply(ctx, name, key, request.owner, decision.effect);
+        apply(ctx, name, key, decision.effect);
         Ok(decision.outcome.into())
     }
 }
@@ -120,7 +122,7 @@ impl Command for RenewCommand {
         let request = request::renew(args.from(2))?;
         let key = ctx.open(name);
         let decision = lock::renew(
-            held(&key, request.owner),
+            find(&key, request.owner),
             request.owner,
             request.ttl,
             ctx.now(),
@@ -137,7 +139,7 @@ impl Command for RenewCommand {
                 stats.renewals_refused += 1;
             }
         }
-        apply(ctx, name, key, request.owner, decision.effect);
+        apply(ctx, name, key, decision.effect);
         if let Effect::Expire { ends_at } = decision.effect {
             waiting::renewed(ctx, name, ends_at);
         }
@@ -166,7 +168,7 @@ impl Command for ReleaseCommand {
         let name = args.key()?;
         let owner = request::release(args.from(2))?;
         let key = ctx.open(name);
-        let decision = lock::release(held(&key, owner), owner);
+        let decision = lock::release(find(&key, owner), owner);
         let left = {
             let State { waiting, stats, .. } = &mut *State::get(ctx);
             stats.releases += u64::from(decision.outcome == Outcome::Released);
@@ -183,7 +185,7 @@ impl Command for ReleaseCommand {
             _ => Some(key),
         };
         if let Some(key) = key {
-            apply(ctx, name, key, owner, decision.effect);
+            apply(ctx, name, key, decision.effect);
         }
         Ok(decision.outcome.into())
     }
@@ -236,7 +238,9 @@ impl Command for InfoCommand {
             info.queue = queue
                 .list(&id, now.mono)
                 .take(LISTED)
-                .map(|(owner, waited_us)| (owner.to_vec(), (waited_us / 1000).cast_signed()))
+                .map(|(owner, waited_us)| {
+                    (owner.bytes().to_vec(), (waited_us / 1000).cast_signed())
+                })
                 .collect();
         }
         if info.owner.is_none() && info.waiters == 0 {
@@ -278,20 +282,20 @@ impl Command for DebugCommand {
 }
 
 /// The key as the owner finds it.
-fn held<'k>(key: &'k Key, owner: Owner) -> Held<'k> {
+fn find<'k>(key: &'k Key, owner: Owner) -> Found<'k> {
     match key.kind() {
-        Kind::Empty => Held::Nobody,
-        Kind::Other => Held::WrongType,
-        Kind::String if !owner.may_hold(key.len()) => Held::Another,
-        Kind::String => key.value().map_or(Held::Another, Held::Value),
+        Kind::Empty => Found::Nobody,
+        Kind::Other => Found::WrongType,
+        Kind::String if !owner.may_hold(key.len()) => Found::Another,
+        Kind::String => key.value().map_or(Found::Another, Found::Value),
     }
 }
 
 /// Carries out what was decided. From here on nothing can fail.
-fn apply(ctx: &Ctx, name: Text, mut key: Key, owner: Owner, effect: Effect) {
+fn apply(ctx: &Ctx, name: Text, mut key: Key, effect: Effect) {
     match effect {
         Effect::Nothing => {}
-        Effect::Set { fence, ends_at } => key.give(name, owner, fence, ends_at),
+        Effect::Set(lease) => key.give(name, lease),
         Effect::Expire { ends_at } => {
             key.set_end(ends_at);
             drop(key);

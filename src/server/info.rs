@@ -2,8 +2,9 @@
 
 use super::State;
 use super::api::{Blocked, InfoCtx};
-use crate::lock::UnixUs;
-use crate::queue::{Name, Queue};
+use crate::lock::LockId;
+use crate::queue::Queue;
+use crate::time::UnixUs;
 
 /// What has happened since the module was loaded.
 #[derive(Debug, Default)]
@@ -36,8 +37,8 @@ pub enum Cause {
 
 impl Cause {
     /// Why a contended key is free.
-    pub fn of_free_key(queue: &Queue<Blocked>, name: &Name, now: UnixUs) -> Cause {
-        match queue.has_expired(name, now) {
+    pub fn of_free_key(queue: &Queue<Blocked>, lock: &LockId, now: UnixUs) -> Cause {
+        match queue.has_expired(lock, now) {
             true => Cause::Expiry,
             false => Cause::Deletion,
         }

@@ -17,10 +17,11 @@ use std::{io, ptr, slice};
 
 use redis_module::raw;
 
-use crate::lock::{self, Fence, Owner, UnixMs, UnixUs};
-use crate::queue::{GrantId, MonoUs, Name, Now};
+use crate::lock::{Lease, LockId};
+use crate::queue::GrantId;
 use crate::reply::{self, Reply};
 use crate::request::BadRequest;
+use crate::time::{MonoUs, Now, UnixMs, UnixUs};
 
 /// Calls a function of the module API. Panics, into the guard of the running callback, where the
 /// server has no such function; the functions used here are all in Redis 7.0.5 unless said.
@@ -315,10 +316,10 @@ impl<'c> Text<'c> {
     }
 
     /// The key of this name in a database.
-    pub fn in_db(self, db: i32) -> Name {
-        Name {
+    pub fn in_db(self, db: i32) -> LockId {
+        LockId {
             db,
-            key: self.bytes().into(),
+            name: self.bytes().into(),
         }
     }
 
@@ -469,13 +470,13 @@ impl Key<'_> {
 
     /// Gives the key to an owner and closes it, and tells all who watch, cache or listen to it, replicas
     /// and AOF. In the step of a command, which the server has checked.
-    pub fn give(mut self, name: Text, owner: Owner, fence: Fence, ends_at: UnixMs) {
+    pub fn give(mut self, name: Text, lease: Lease) {
         let ctx = self.ctx;
-        let value = ctx.text(&lock::write(fence, owner));
+        let value = ctx.text(&lease.value());
         api!(RedisModule_StringSet(self.raw, value.raw));
-        self.set_end(ends_at);
+        self.set_end(lease.ends_at);
         drop(self);
-        ctx.after_set(name, value.text(), ends_at);
+        ctx.after_set(name, value.text(), lease.ends_at);
     }
 
     pub fn set_end(&mut self, ends_at: UnixMs) {

@@ -11,10 +11,11 @@ use std::ffi::CStr;
 use super::api::{Blocked, ClientId, Ctx, Key, Kind, Parting, Refusal, Setting, Text, Timer};
 use super::info::Cause;
 use super::load::ClientUnblock;
-use crate::lock::{self, Fence, Owner, UnixMs};
-use crate::queue::{Dismissal, Grant, GrantId, MonoUs, Name, Queue, REFUSED_MS, Task, Wish};
+use crate::lock::{self, Fence, LockId, Owner};
+use crate::queue::{BACK_OFF_MS, Dismissal, Grant, GrantId, JoinRequest, Queue, Task};
 use crate::reply::{self, Reply};
 use crate::request::Acquire;
+use crate::time::{MonoUs, UnixMs, Wait};
 
 /// Default of `lockkeeper.max-waiters`, over all keys. One waiter and its connection cost the server
 /// 40 to 75 kB that count for maxmemory.
@@ -78,7 +79,7 @@ impl Waiting {
     }
 
     /// Why nobody may join the queue of this key now, if so.
-    fn full(&self, name: &Name) -> Option<Reply> {
+    fn full(&self, name: &LockId) -> Option<Reply> {
         if self.queue.waiters() as u64 >= self.max_waiters {
             Some(reply::queue_full(self.max_waiters))
         } else if self.queue.waiters_of(name) as u64 >= self.max_waiters_per_key {
@@ -90,8 +91,8 @@ impl Waiting {
 
     /// An owner has shown that it knows of its lock.
     pub fn spoke(&mut self, ctx: &Ctx, name: Text, owner: Owner) {
-        if self.queue.has_undelivered() {
-            self.queue.spoke(&name.in_db(ctx.db()), owner);
+        if self.queue.has_unconfirmed() {
+            self.queue.confirm(&name.in_db(ctx.db()), owner);
         }
     }
 
@@ -105,12 +106,14 @@ impl Waiting {
 }
 
 /// The client of this command joins the queue of the key, which ends at `ends_at` if it does.
-pub fn wait(ctx: &Ctx, name: Text, request: &Acquire, ends_at: Option<UnixMs>) -> Reply {
-    let Acquire {
-        owner,
-        ttl,
-        wait_ms,
-    } = *request;
+pub fn wait(
+    ctx: &Ctx,
+    name: Text,
+    request: &Acquire,
+    wait: Wait,
+    ends_at: Option<UnixMs>,
+) -> Reply {
+    let Acquire { owner, ttl, .. } = *request;
     let one_try = || {
         State::get(ctx).stats.refusals += 1;
         Reply::Null
@@ -135,10 +138,10 @@ pub fn wait(ctx: &Ctx, name: Text, request: &Acquire, ends_at: Option<UnixMs>) -
     let now = ctx.clocks();
     let earlier = {
         let queue = &mut State::get(ctx).waiting.queue;
-        let deadline = now.mono.plus_ms(wait_ms);
+        let deadline = now.mono.plus(wait);
         let earlier = queue.join(
             &name,
-            Wish {
+            JoinRequest {
                 owner,
                 ttl,
                 deadline,
@@ -181,7 +184,7 @@ pub fn serve_next<'c>(
             None => return Some(key),
         }
     };
-    key.give(name, grant.id.owner(), grant.id.fence, grant.ends_at);
+    key.give(name, grant.lease());
     tell(ctx, grant, cause);
     rearm(ctx);
     None
@@ -201,7 +204,7 @@ pub fn renewed(ctx: &Ctx, name: Text, ends_at: UnixMs) {
 
 /// The key is written: tells the client.
 fn tell(ctx: &Ctx, grant: Grant<Blocked>, cause: Cause) {
-    let waited_us = grant.waited_us(ctx.clocks());
+    let waited_us = grant.waited_us(ctx.clocks().mono);
     State::get(ctx).stats.granted(cause, waited_us);
     let reply = lock::Outcome::Acquired(grant.id.fence).into();
     grant.client().grant(reply, grant.id);
@@ -264,7 +267,7 @@ fn work(ctx: &Ctx) {
                 client.answer(Reply::Null);
             }
             Task::Dismissed(client, why) => client.answer(why.into()),
-            Task::Look(name) => look(ctx, &name),
+            Task::Poll(name) => look(ctx, &name),
             Task::TakeBack(grant) => take_back(ctx, &grant),
         }
     }
@@ -272,9 +275,9 @@ fn work(ctx: &Ctx) {
 }
 
 /// Looks at a contended key, and serves the next in line if it is free.
-fn look(ctx: &Ctx, name: &Name) {
+fn look(ctx: &Ctx, name: &LockId) {
     ctx.select(name.db);
-    let text = ctx.text(&name.key);
+    let text = ctx.text(&name.name);
     let (free, ends_at) = {
         let key = ctx.open(text.text());
         (key.kind() == Kind::Empty, key.ends_at())
@@ -302,12 +305,12 @@ fn look(ctx: &Ctx, name: &Name) {
 /// Writes a grant outside of a command. If the server refuses, the grant is gone: its place is first in
 /// line again, or all of the key's line were told to ask the cluster.
 fn write(ctx: &Ctx, text: Text, grant: Grant<Blocked>) -> Option<Grant<Blocked>> {
-    let value = lock::write(grant.id.fence, grant.id.owner());
-    let Err(refusal) = ctx.call_set(text, &value, grant.ends_at) else {
+    let lease = grant.lease();
+    let Err(refusal) = ctx.call_set(text, &lease.value(), lease.ends_at) else {
         return Some(grant);
     };
     let now = ctx.clocks();
-    let name = grant.id.name.clone();
+    let name = grant.id.lock.clone();
     let queue = &mut State::get(ctx).waiting.queue;
     queue.put_back(grant, now);
     match refusal {
@@ -320,12 +323,12 @@ fn write(ctx: &Ctx, text: Text, grant: Grant<Blocked>) -> Option<Grant<Blocked>>
 /// The owner was never told of its grant and has not spoken since: the key goes to the next in line, or
 /// is deleted, if it still carries that grant.
 fn take_back(ctx: &Ctx, doubted: &GrantId) {
-    let name = &doubted.name;
+    let name = &doubted.lock;
     ctx.select(name.db);
-    let text = ctx.text(&name.key);
+    let text = ctx.text(&name.name);
     let carried = {
         let key = ctx.open(text.text());
-        doubted.owner().may_hold(key.len())
+        doubted.owner.borrowed().may_hold(key.len())
             && key
                 .value()
                 .is_some_and(|value| doubted.is_carried_by(value))
@@ -354,7 +357,7 @@ fn take_back(ctx: &Ctx, doubted: &GrantId) {
     } else {
         waiting
             .queue
-            .take_back_at(doubted, now.mono.plus_ms(REFUSED_MS));
+            .take_back_at(doubted, now.mono.plus_ms(BACK_OFF_MS));
     }
 }
 

@@ -8,6 +8,8 @@ pub mod queue;
 pub mod reply;
 #[path = "../../../src/request/mod.rs"]
 pub mod request;
+#[path = "../../../src/time.rs"]
+pub mod time;
 
 use reply::Reply;
 

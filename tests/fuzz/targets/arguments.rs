@@ -61,7 +61,8 @@ fuzz_target!(|input: &[u8]| {
     match (request::acquire(each()), owner.zip(ttl).zip(timeout)) {
         (Ok(request), Some(((owner, ttl), wait_ms))) => {
             assert_eq!(request.owner.bytes(), owner);
-            assert_eq!((request.ttl.ms(), request.wait_ms), (ttl, wait_ms));
+            let waits_ms = request.wait.map_or(0, |wait| wait.ms());
+            assert_eq!((request.ttl.ms(), waits_ms), (ttl, wait_ms));
         }
         (Err(refusal), None) => assert_refusal(refusal, args.len() < 2),
         (answer, expected) => panic!("{answer:?}, not {expected:?}"),

@@ -4,9 +4,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use lockkeeper_fuzz::lock::{
-    self, Decision, Effect, Fences, Held, Outcome, Owner, Ttl, UnixMs, UnixUs,
-};
+use lockkeeper_fuzz::lock::{self, Decision, Effect, Fences, Found, Lease, Outcome, Owner};
+use lockkeeper_fuzz::time::{MAX_INTEGER, Ttl, UnixMs, UnixUs};
 use lockkeeper_fuzz::{assert_well_formed, cut};
 
 /// The manual's form of a value of ours, by other means than the parser's.
@@ -55,10 +54,10 @@ fuzz_target!(|input: &[u8]| {
 
     let mut fences = Fences::starting(now);
     let highest = fences.next(now, None);
-    let held = Held::Value(value);
-    let acquired = lock::acquire(held, before, owner, ttl, now, &mut fences);
-    let renewed = lock::renew(held, owner, ttl, now);
-    let released = lock::release(held, owner);
+    let found = Found::Value(value);
+    let acquired = lock::acquire(found, before, owner, ttl, now, &mut fences);
+    let renewed = lock::renew(found, owner, ttl, now);
+    let released = lock::release(found, owner);
     if !matches {
         let refusal = |outcome| Decision {
             outcome,
@@ -79,16 +78,21 @@ fuzz_target!(|input: &[u8]| {
         match acquired.effect {
             Effect::Nothing => assert_eq!(before, Some(longest)),
             Effect::Expire { ends_at } => assert_eq!(ends_at, longest),
-            Effect::Set {
-                fence: set,
-                ends_at,
-            } => {
-                assert_eq!((set, ends_at), (fence, longest));
-                assert!(fence > highest || fence.number() == lock::MAX_INTEGER);
+            Effect::Set(lease) => {
+                let ends_at = longest;
+                assert_eq!(
+                    lease,
+                    Lease {
+                        owner,
+                        fence,
+                        ends_at
+                    }
+                );
+                assert!(fence > highest || fence.number() == MAX_INTEGER);
                 // What was granted is read back, and asked for again it is the same.
-                let granted = lock::write(fence, owner);
+                let granted = lease.value();
                 let again =
-                    lock::acquire(Held::Value(&granted), None, owner, ttl, now, &mut fences);
+                    lock::acquire(Found::Value(&granted), None, owner, ttl, now, &mut fences);
                 assert_eq!(again.outcome, acquired.outcome);
             }
             Effect::Delete { .. } => panic!("ACQUIRE deletes nothing"),

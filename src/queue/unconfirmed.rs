@@ -1,0 +1,140 @@
+//! Grants that are not confirmed yet: neither is their reply known to be out, nor has their owner used the
+//! lock. Once the reply is known to be lost, they are to be taken back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use crate::lock::{self, Fence, LockId, OwnedOwner, Owner};
+use crate::time::MonoUs;
+
+/// Which grant: what a key holds after it, and nothing else ever does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrantId {
+    pub lock: Rc<LockId>,
+    pub owner: OwnedOwner,
+    pub fence: Fence,
+}
+
+impl GrantId {
+    /// Whether a key with this value still carries this grant.
+    pub fn is_carried_by(&self, value: &[u8]) -> bool {
+        value == lock::write(self.fence, self.owner.borrowed())
+    }
+}
+
+/// An unconfirmed grant of one key.
+#[derive(Clone, Debug)]
+pub struct Unconfirmed {
+    pub owner: OwnedOwner,
+    pub fence: Fence,
+    /// Set once the reply is known to be lost.
+    pub take_back_at: Option<MonoUs>,
+}
+
+/// All of them; at most one of each owner of a key.
+#[derive(Clone, Debug, Default)]
+pub struct UnconfirmedGrants {
+    pub grants: BTreeMap<Rc<LockId>, Vec<Unconfirmed>>,
+    /// Those whose reply is lost, by when they are to be taken back.
+    take_backs: BTreeSet<(MonoUs, Rc<LockId>, OwnedOwner)>,
+}
+
+impl UnconfirmedGrants {
+    pub fn is_empty(&self) -> bool {
+        self.grants.is_empty()
+    }
+
+    /// The grant is about to be written. An earlier one to the same owner is confirmed by that.
+    pub fn add(&mut self, grant: &GrantId) {
+        self.confirm(&grant.lock, grant.owner.borrowed());
+        self.insert(grant, None);
+    }
+
+    fn insert(&mut self, grant: &GrantId, take_back_at: Option<MonoUs>) {
+        let of_key = self.grants.entry(Rc::clone(&grant.lock)).or_default();
+        of_key.push(Unconfirmed {
+            owner: grant.owner.clone(),
+            fence: grant.fence,
+            take_back_at,
+        });
+    }
+
+    /// The reply of this grant is lost, or the server refused to take it back: it is taken back then, unless
+    /// its owner has confirmed it or does so before.
+    pub fn take_back_at(&mut self, grant: &GrantId, at: MonoUs) {
+        if self.contains(grant) {
+            self.confirm(&grant.lock, grant.owner.borrowed());
+            self.insert(grant, Some(at));
+            let take_back = (at, Rc::clone(&grant.lock), grant.owner.clone());
+            self.take_backs.insert(take_back);
+        }
+    }
+
+    /// The owner has shown that it knows of its lock: no grant to it will be taken back.
+    pub fn confirm(&mut self, lock: &LockId, owner: Owner) {
+        let Some(of_key) = self.grants.get_mut(lock) else {
+            return;
+        };
+        let Some(index) = of_key.iter().position(|of| of.owner.borrowed() == owner) else {
+            return;
+        };
+        let Unconfirmed {
+            owner,
+            take_back_at,
+            ..
+        } = of_key.swap_remove(index);
+        let none_left = of_key.is_empty();
+        if let Some(at) = take_back_at
+            && let Some((lock, _)) = self.grants.get_key_value(lock)
+        {
+            self.take_backs.remove(&(at, Rc::clone(lock), owner));
+        }
+        if none_left {
+            self.grants.remove(lock);
+        }
+    }
+
+    /// This grant needs no confirmation any more: its reply is out, or it was taken back, or the key does not
+    /// carry it.
+    pub fn forget(&mut self, grant: &GrantId) {
+        if self.contains(grant) {
+            self.confirm(&grant.lock, grant.owner.borrowed());
+        }
+    }
+
+    /// Nothing will be taken back: another server is master, or the module is about to go.
+    pub fn forget_all(&mut self) {
+        self.grants.clear();
+        self.take_backs.clear();
+    }
+
+    fn contains(&self, grant: &GrantId) -> bool {
+        self.grants.get(&grant.lock).is_some_and(|of_key| {
+            of_key
+                .iter()
+                .any(|of| of.fence == grant.fence && of.owner == grant.owner)
+        })
+    }
+
+    /// The grants to take back now, at most so many.
+    pub fn due(&mut self, now: MonoUs, at_most: usize) -> Vec<GrantId> {
+        let mut due = vec![];
+        while due.len() < at_most
+            && self.take_backs.first().is_some_and(|(at, ..)| *at <= now)
+            && let Some((_, lock, owner)) = self.take_backs.pop_first()
+        {
+            let of_key = self.grants.get_mut(&lock).into_iter().flatten();
+            if let Some(unconfirmed) = of_key.into_iter().find(|of| of.owner == owner) {
+                unconfirmed.take_back_at = None;
+                let fence = unconfirmed.fence;
+                due.push(GrantId { lock, owner, fence });
+            }
+        }
+        due
+    }
+
+    /// When [`UnconfirmedGrants::due`] has something next, which may be past.
+    pub fn next_due(&self) -> Option<MonoUs> {
+        self.take_backs.first().map(|(at, ..)| *at)
+    }
+}
