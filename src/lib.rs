@@ -9,7 +9,6 @@
 //! - [`lock`]: what a value says, and what each command does to it
 //! - [`queue`]: who waits for what, in which order, and which grants are in doubt
 //! - [`reply`]: what goes out, every error sentence once
-//! - [`time`]: points in time and lengths of time, each with its clock and its unit
 //!
 //! - [`server`]: the shell inside redis-server, which looks, asks the core and does; `unsafe` is in
 //!   `server/api.rs` and nowhere else

@@ -18,8 +18,6 @@ pub enum Reply {
     /// Redis' own words for a wrong number of arguments.
     WrongCount,
     Info(Info),
-    /// None yet: the client waits, and is answered when its turn comes.
-    Later,
 }
 
 /// The reply of LOCK.INFO.

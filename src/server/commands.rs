@@ -5,11 +5,14 @@
 
 use std::ffi::CStr;
 
-use super::api::{Access, Arg, ArgKind, Args, Command, Ctx, Key, Kind, Refused, Spec, Text};
-use super::info::Cause;
-use super::{State, waiting};
-use crate::lock::{self, Effect, Found, Outcome, Owner};
-use crate::reply::{Info, Reply};
+use super::api::{
+    Access, Arg, ArgKind, Args, Command, Ctx, Key, Kind, Refused, Spec, Text, clocks, unix_time,
+};
+use super::state::State;
+use super::stats::Cause;
+use super::{effects, faults, keys, replies, waiting};
+use crate::lock::{self, Effect, Found, Outcome};
+use crate::reply::{self, Info, Reply};
 use crate::request::{self, Acquire, BadRequest};
 
 /// ACL category of all our commands, on servers that have categories for modules.
@@ -28,14 +31,41 @@ pub fn register(ctx: &Ctx, debug: bool) -> Result<(), Refused> {
     Ok(())
 }
 
+/// A command of ours.
+trait Handler {
+    const SPEC: Spec;
+
+    /// Carries the command out. Returns the reply; none for a client that waits and has it later.
+    fn handle<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Option<Reply>, BadRequest<'c>>;
+}
+
+impl<H: Handler> Command for H {
+    const SPEC: Spec = <H as Handler>::SPEC;
+
+    fn run<'c>(ctx: &'c Ctx, args: &Args<'c>) {
+        let reply = H::handle(ctx, args).unwrap_or_else(|bad| Some(bad.into()));
+        if let Some(reply) = reply {
+            replies::send(ctx, &reply);
+        }
+    }
+
+    fn panicked(ctx: &Ctx) {
+        replies::send(ctx, &Reply::Error(reply::PANIC.to_owned()));
+    }
+}
+
 const KEY: Arg = Arg::new(c"key", ArgKind::Key);
 const OWNER: Arg = Arg::new(c"owner", ArgKind::Bytes);
 const TTL: Arg = Arg::new(c"ttl-ms", ArgKind::Integer);
 const WAIT: Arg = Arg::new(c"timeout-ms", ArgKind::Integer).after(c"WAIT");
 
+fn key<'c>(args: &Args<'c>) -> Result<Text<'c>, BadRequest<'c>> {
+    args.key().ok_or(BadRequest::WrongCount)
+}
+
 struct AcquireCommand;
 
-impl Command for AcquireCommand {
+impl Handler for AcquireCommand {
     const SPEC: Spec = Spec {
         name: c"lock.acquire",
         flags: c"write deny-oom blocking fast",
@@ -49,52 +79,50 @@ impl Command for AcquireCommand {
         args: &[KEY, OWNER, TTL, WAIT],
     };
 
-    fn run<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Reply, BadRequest<'c>> {
-        let name = args.key()?;
+    fn handle<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Option<Reply>, BadRequest<'c>> {
+        let name = key(args)?;
         let request = request::acquire(args.from(2))?;
+        let Acquire { owner, ttl, wait } = request;
         let key = serve_if_free(ctx, name, ctx.open(name));
-        let decision = {
-            let found = find(&key, request.owner);
-            let before = match found {
-                Found::Value(_) => key.ends_at(),
-                _ => None,
-            };
-            let Acquire { owner, ttl, .. } = request;
-            let State {
-                fences,
-                waiting,
-                stats,
-                ..
-            } = &mut *State::get(ctx);
-            let decision = lock::acquire(found, before, owner, ttl, ctx.now(), fences);
-            match decision.outcome {
-                Outcome::Acquired(_) => {
-                    waiting.spoke(ctx, name, request.owner);
-                    stats.grants_direct += u64::from(matches!(decision.effect, Effect::Set(_)));
-                }
-                Outcome::Busy if request.wait.is_none() => stats.refusals += 1,
+        let found = keys::find(ctx, &key, owner);
+        let before = match found {
+            Found::Value(_) => key.ends_at(),
+            _ => None,
+        };
+        let now = unix_time();
+        let decision = State::with(ctx, |state| {
+            let State { fences, stats, .. } = state;
+            let decision = lock::acquire(found, before, owner, ttl, now, fences);
+            match (decision.outcome, decision.effect) {
+                (Outcome::Acquired(_), Effect::Set(_)) => stats.grants_direct += 1,
+                (Outcome::Busy, _) if wait.is_none() => stats.refusals += 1,
                 _ => {}
             }
             decision
-        };
-        if decision.outcome == Outcome::Busy
-            && let Some(wait) = request.wait
-        {
-            let ends_at = key.ends_at();
-            drop(key);
-            return Ok(waiting::wait(ctx, name, &request, wait, ends_at));
+        });
+        match (decision.outcome, decision.effect) {
+            (Outcome::Busy, _) => {
+                if let Some(wait) = wait {
+                    let ends_at = key.ends_at();
+                    drop(key);
+                    return Ok(waiting::wait(ctx, name, &request, wait, ends_at));
+                }
+            }
+            (Outcome::Acquired(_), effect) => {
+                waiting::confirm(ctx, name, owner);
+                // A value that stays is used all the same.
+                if !matches!(effect, Effect::Set(_)) {
+                    key.touch(name);
+                }
+            }
+            _ => {}
         }
-        if matches!(decision.outcome, Outcome::Acquired(_))
-            && !matches!(decision.effect, Effect::Set(_))
-        {
-            key.touch(name);
-        }
-        apply(ctx, name, key, decision.effect);
-        Ok(decision.outcome.into())
+        effects::apply(name, key, decision.effect);
+        Ok(Some(decision.outcome.into()))
     }
 }
 
-/// A free key with clients in line is the first one's, not the newcomer's.
+/// A free key for which clients wait is the first one's, not the newcomer's.
 fn serve_if_free<'c>(ctx: &'c Ctx, name: Text<'c>, key: Key<'c>) -> Key<'c> {
     if key.kind() != Kind::Empty {
         return key;
@@ -104,7 +132,7 @@ fn serve_if_free<'c>(ctx: &'c Ctx, name: Text<'c>, key: Key<'c>) -> Key<'c> {
 
 struct RenewCommand;
 
-impl Command for RenewCommand {
+impl Handler for RenewCommand {
     const SPEC: Spec = Spec {
         name: c"lock.renew",
         flags: c"write fast",
@@ -117,39 +145,32 @@ impl Command for RenewCommand {
         args: &[KEY, OWNER, TTL],
     };
 
-    fn run<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Reply, BadRequest<'c>> {
-        let name = args.key()?;
-        let request = request::renew(args.from(2))?;
+    fn handle<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Option<Reply>, BadRequest<'c>> {
+        let name = key(args)?;
+        let request::Renew { owner, ttl } = request::renew(args.from(2))?;
         let key = ctx.open(name);
-        let decision = lock::renew(
-            find(&key, request.owner),
-            request.owner,
-            request.ttl,
-            ctx.now(),
-        );
-        if decision.outcome == Outcome::Renewed {
+        let found = keys::find(ctx, &key, owner);
+        let decision = lock::renew(found, owner, ttl, unix_time());
+        let renewed = decision.outcome == Outcome::Renewed;
+        if renewed {
             key.touch(name);
+            waiting::confirm(ctx, name, owner);
         }
-        {
-            let State { waiting, stats, .. } = &mut *State::get(ctx);
-            if decision.outcome == Outcome::Renewed {
-                waiting.spoke(ctx, name, request.owner);
-                stats.renewals += 1;
-            } else {
-                stats.renewals_refused += 1;
-            }
-        }
-        apply(ctx, name, key, decision.effect);
+        State::with(ctx, |state| match renewed {
+            true => state.stats.renewals += 1,
+            false => state.stats.renewals_refused += 1,
+        });
+        effects::apply(name, key, decision.effect);
         if let Effect::Expire { ends_at } = decision.effect {
             waiting::renewed(ctx, name, ends_at);
         }
-        Ok(decision.outcome.into())
+        Ok(Some(decision.outcome.into()))
     }
 }
 
 struct ReleaseCommand;
 
-impl Command for ReleaseCommand {
+impl Handler for ReleaseCommand {
     const SPEC: Spec = Spec {
         name: c"lock.release",
         flags: c"write fast",
@@ -164,19 +185,17 @@ impl Command for ReleaseCommand {
         args: &[KEY, OWNER],
     };
 
-    fn run<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Reply, BadRequest<'c>> {
-        let name = args.key()?;
+    fn handle<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Option<Reply>, BadRequest<'c>> {
+        let name = key(args)?;
         let owner = request::release(args.from(2))?;
         let key = ctx.open(name);
-        let decision = lock::release(find(&key, owner), owner);
-        let left = {
-            let State { waiting, stats, .. } = &mut *State::get(ctx);
-            stats.releases += u64::from(decision.outcome == Outcome::Released);
-            waiting.leave(ctx, name, owner)
-        };
+        let decision = lock::release(keys::find(ctx, &key, owner), owner);
+        if decision.outcome == Outcome::Released {
+            State::with(ctx, |state| state.stats.releases += 1);
+        }
         // Before anybody is served: whoever listens to that may end this client's connection.
-        if let Some(client) = left {
-            client.answer(Reply::Null);
+        if let Some(client) = waiting::leave(ctx, name, owner) {
+            waiting::refuse(client, Reply::Null);
         }
         let key = match decision.effect {
             Effect::Delete { replaced } => {
@@ -185,15 +204,15 @@ impl Command for ReleaseCommand {
             _ => Some(key),
         };
         if let Some(key) = key {
-            apply(ctx, name, key, decision.effect);
+            effects::apply(name, key, decision.effect);
         }
-        Ok(decision.outcome.into())
+        Ok(Some(decision.outcome.into()))
     }
 }
 
 struct InfoCommand;
 
-impl Command for InfoCommand {
+impl Handler for InfoCommand {
     const SPEC: Spec = Spec {
         name: c"lock.info",
         flags: c"readonly fast",
@@ -206,22 +225,21 @@ impl Command for InfoCommand {
         args: &[KEY],
     };
 
-    fn run<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Reply, BadRequest<'c>> {
-        let name = args.key()?;
+    fn handle<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Option<Reply>, BadRequest<'c>> {
+        let name = key(args)?;
         request::nothing_more(args.from(2))?;
         let key = ctx.open(name);
-        let now = ctx.clocks();
+        if key.kind() == Kind::Other {
+            return Ok(Some(Outcome::WrongType.into()));
+        }
+        let now = clocks();
         let mut info = Info {
             ttl_ms: -2,
             ..Info::default()
         };
-        if key.kind() == Kind::Other {
-            return Ok(Outcome::WrongType.into());
-        }
         let ends_at = key.ends_at();
         // Also if there is none: a miss counts as that of a GET.
-        let can_set_idle_time = State::get(ctx).can_set_idle_time;
-        if let Some(value) = key.peek(name, can_set_idle_time) {
+        if let Some(value) = keys::peek(ctx, key, name) {
             let reading = lock::read(&value);
             info.owner = Some(reading.owner.to_vec());
             info.fence = reading.fence.map(|fence| fence.number().cast_signed());
@@ -230,23 +248,11 @@ impl Command for InfoCommand {
                 .map(|fence| fence.held_ms(now.wall).cast_signed());
             info.ttl_ms = ends_at.map_or(-1, |end| (end.0 - now.wall.ms().0).max(0));
         }
-        let state = State::get(ctx);
-        let queue = state.waiting.queue();
-        if queue.waiters() > 0 {
-            let id = name.in_db(ctx.db());
-            info.waiters = queue.waiters_of(&id) as i64;
-            info.queue = queue
-                .list(&id, now.mono)
-                .take(LISTED)
-                .map(|(owner, waited_us)| {
-                    (owner.bytes().to_vec(), (waited_us / 1000).cast_signed())
-                })
-                .collect();
-        }
+        (info.waiters, info.queue) = waiting::list(ctx, name, LISTED, now.mono);
         if info.owner.is_none() && info.waiters == 0 {
-            return Ok(Reply::Null);
+            return Ok(Some(Reply::Null));
         }
-        Ok(Reply::Info(info))
+        Ok(Some(Reply::Info(info)))
     }
 }
 
@@ -255,7 +261,7 @@ const LISTED: usize = 100;
 
 struct DebugCommand;
 
-impl Command for DebugCommand {
+impl Handler for DebugCommand {
     const SPEC: Spec = Spec {
         name: c"lock.debug",
         flags: c"admin",
@@ -269,42 +275,14 @@ impl Command for DebugCommand {
         args: &[Arg::new(c"fault", ArgKind::Bytes)],
     };
 
-    fn run<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Reply, BadRequest<'c>> {
+    fn handle<'c>(_: &'c Ctx, args: &Args<'c>) -> Result<Option<Reply>, BadRequest<'c>> {
         let fault = args.from(1).next().ok_or(BadRequest::WrongCount)?;
         match fault.to_ascii_uppercase().as_slice() {
             b"PANIC" => panic!("LOCK.DEBUG PANIC"),
-            b"DEAF" => State::get(ctx).waiting.deaf = true,
-            b"HEAR" => State::get(ctx).waiting.deaf = false,
+            b"DEAF" => faults::let_only_the_cron_wake(true),
+            b"HEAR" => faults::let_only_the_cron_wake(false),
             _ => return Err(BadRequest::OptionUnknown(fault)),
         }
-        Ok(Reply::Integer(1))
-    }
-}
-
-/// The key as the owner finds it.
-fn find<'k>(key: &'k Key, owner: Owner) -> Found<'k> {
-    match key.kind() {
-        Kind::Empty => Found::Nobody,
-        Kind::Other => Found::WrongType,
-        Kind::String if !owner.may_hold(key.len()) => Found::Another,
-        Kind::String => key.value().map_or(Found::Another, Found::Value),
-    }
-}
-
-/// Carries out what was decided. From here on nothing can fail.
-fn apply(ctx: &Ctx, name: Text, mut key: Key, effect: Effect) {
-    match effect {
-        Effect::Nothing => {}
-        Effect::Set(lease) => key.give(name, lease),
-        Effect::Expire { ends_at } => {
-            key.set_end(ends_at);
-            drop(key);
-            ctx.after_expire(name, ends_at);
-        }
-        Effect::Delete { .. } => {
-            key.delete();
-            drop(key);
-            ctx.after_delete(name);
-        }
+        Ok(Some(Reply::Integer(1)))
     }
 }

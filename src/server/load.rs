@@ -1,38 +1,27 @@
-//! MODULE LOAD and UNLOAD: what must be right before the first command is served, and after the last.
-
-use std::ffi::CStr;
+//! What must be right before the first command is served, and after the last.
 
 use super::api::{Ctx, Refused};
-use super::waiting::{MaxWaiters, MaxWaitersPerKey};
-use super::{State, commands, events};
-
-/// Name of the module: in MODULE LIST, of its section in INFO, and before the dot of its settings.
-pub const NAME: &CStr = c"lockkeeper";
+use super::quirks::{Quirk, Server};
 
 /// Version of the module as the server wants it, one number: 1.2.3 is 10203.
 pub const VERSION: i32 = digits(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
     + digits(env!("CARGO_PKG_VERSION_MINOR")) * 100
     + digits(env!("CARGO_PKG_VERSION_PATCH"));
 
-/// Oldest server that has all we need, 7.0.5, as it tells its version.
-const OLDEST_SERVER: i32 = 0x07_00_05;
-
 /// Argument of MODULE LOAD that adds LOCK.DEBUG, for tests.
 const DEBUG_ARGUMENT: &[u8] = b"enable-debug-command";
 
 const fn digits(text: &str) -> i32 {
-    let (mut number, mut place) = (0, 0);
-    while place < text.len() {
-        number = number * 10 + (text.as_bytes()[place] - b'0') as i32;
-        place += 1;
+    let (mut number, mut index) = (0, 0);
+    while index < text.len() {
+        number = number * 10 + (text.as_bytes()[index] - b'0') as i32;
+        index += 1;
     }
     number
 }
 
-/// Registers all that we are, or says in one sentence why not.
-pub fn load<'c>(ctx: &Ctx, args: impl Iterator<Item = &'c [u8]>) -> Result<(), Refused> {
-    refuse_old_server(ctx.server_version())?;
-    refuse_renamed_commands(ctx)?;
+/// Whether the arguments of MODULE LOAD ask for LOCK.DEBUG. Any other argument is refused.
+pub fn asks_for_debug_command<'c>(args: impl Iterator<Item = &'c [u8]>) -> Result<bool, Refused> {
     let mut debug = false;
     for arg in args {
         match arg {
@@ -45,27 +34,18 @@ pub fn load<'c>(ctx: &Ctx, args: impl Iterator<Item = &'c [u8]>) -> Result<(), R
             }
         }
     }
-    State::reset(ctx);
-    ctx.declare_options();
-    commands::register(ctx, debug)?;
-    ctx.register_info()?;
-    ctx.register_setting::<MaxWaiters>()?;
-    ctx.register_setting::<MaxWaitersPerKey>()?;
-    ctx.read_settings()?;
-    // Last of what can be refused: Redis 7.0 goes on telling a module that was not loaded.
-    ctx.subscribe()?;
-    events::warn_of_eviction(ctx);
-    Ok(())
+    Ok(debug)
 }
 
-fn refuse_old_server(version: i32) -> Result<(), Refused> {
-    if version >= OLDEST_SERVER {
+pub fn refuse_old_server(server: Server) -> Result<(), Refused> {
+    if !server.quirks().has(Quirk::TooOld) {
         return Ok(());
     }
-    let [_, major, minor, patch] = version.to_be_bytes();
-    let found = match version {
-        0 => "is older than 6.2".to_owned(),
-        _ => format!("is {major}.{minor}.{patch}"),
+    let found = match server {
+        Server::Redis((0, 0, 0)) => "is older than 6.2".to_owned(),
+        Server::Redis((major, minor, patch)) | Server::Valkey((major, minor, patch)) => {
+            format!("is {major}.{minor}.{patch}")
+        }
     };
     Err(Refused(format!(
         "not loaded: this server {found}, lockkeeper needs Redis 7.0.5 or Valkey 7.2 or later: \
@@ -74,7 +54,7 @@ fn refuse_old_server(version: i32) -> Result<(), Refused> {
 }
 
 /// Replicas and AOF hear of locks by these commands: under other names they would not, silently.
-fn refuse_renamed_commands(ctx: &Ctx) -> Result<(), Refused> {
+pub fn refuse_renamed_commands(ctx: &Ctx) -> Result<(), Refused> {
     match [c"SET", c"PEXPIREAT", c"DEL"]
         .into_iter()
         .find(|command| !ctx.knows(command))
@@ -88,45 +68,9 @@ fn refuse_renamed_commands(ctx: &Ctx) -> Result<(), Refused> {
     }
 }
 
-/// What CLIENT UNBLOCK does on this server to a client that waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClientUnblock {
-    Works,
-    /// Redis 7.0: a client that is granted its lock in the same turn of the loop is let go without any
-    /// answer, and would take the next reply for it.
-    MayLeaveUnanswered,
-    /// 7.2: the server crashes when it meets a grant. It is not offered there.
-    Crashes,
-}
-
-impl ClientUnblock {
-    pub fn on(ctx: &Ctx) -> ClientUnblock {
-        let is_7_2 = match ctx.valkey_version() {
-            Some(version) => version.starts_with("7.2."),
-            None => ctx.server_version() >> 8 == 0x07_02,
-        };
-        if is_7_2 {
-            ClientUnblock::Crashes
-        } else if ctx.server_version() < 0x07_02_00 {
-            ClientUnblock::MayLeaveUnanswered
-        } else {
-            ClientUnblock::Works
-        }
-    }
-}
-
-/// Whether the API sets the idle time of a key to what it says it is. Valkey 9 makes a thousand seconds of
-/// each millisecond.
-pub fn can_set_idle_time(ctx: &Ctx) -> bool {
-    let major = ctx
-        .valkey_version()
-        .and_then(|version| version.split('.').next()?.parse::<u32>().ok());
-    major.is_none_or(|major| major < 9)
-}
-
 /// Refuses while an ACL rule names our commands: with the commands gone, Redis and Valkey from 7.2 on
 /// end with a failed assertion when they go through such a rule. Refuses as well where it cannot be known.
-pub fn unload(ctx: &Ctx) -> Result<(), Refused> {
+pub fn refuse_while_acl_rules_name_us(ctx: &Ctx) -> Result<(), Refused> {
     let Some(rules) = ctx.acl_rules() else {
         return Err(Refused(
             "not unloaded: the server does not answer ACL LIST, and it may crash if an ACL rule names \
@@ -136,10 +80,7 @@ pub fn unload(ctx: &Ctx) -> Result<(), Refused> {
         ));
     };
     match rules.iter().find(|rule| names_our_commands(rule)) {
-        None => {
-            State::drop(ctx);
-            Ok(())
-        }
+        None => Ok(()),
         Some(rule) => {
             let user = rule.split(' ').nth(1).unwrap_or_default().escape_debug();
             Err(Refused(format!(
@@ -178,10 +119,13 @@ mod tests {
     #[test]
     fn a_server_older_than_7_0_5_is_refused_with_a_sentence_that_says_what_to_do() {
         for old in [0x06_02_0e, 0x07_00_00, 0x07_00_04] {
-            assert!(refuse_old_server(old).is_err_and(|Refused(why)| why.contains("upgrade")));
+            assert!(
+                refuse_old_server(Server::redis(old))
+                    .is_err_and(|Refused(why)| why.contains("upgrade"))
+            );
         }
         for new in [0x07_00_05, 0x07_02_00, 0x08_02_01, 0x7f_ff_ff] {
-            assert!(refuse_old_server(new).is_ok());
+            assert!(refuse_old_server(Server::redis(new)).is_ok());
         }
     }
 
