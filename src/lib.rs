@@ -5,13 +5,14 @@
 //! # Where things are
 //!
 //! The core knows nothing of Redis: bytes and times come in, decisions go out.
-//! - [`request`]: the one door in, argument bytes → request
+//! - [`request`]: the parser, argument bytes → request
 //! - [`lock`]: what a value says, and what each command does to it
-//! - [`queue`]: who waits for what, in which order, and which grants are in doubt
+//! - [`queue`]: who waits for what, in which order, and which grants are not confirmed yet
 //! - [`reply`]: what goes out, every error sentence once
+//! - [`time`]: points in time and lengths of time, each with its clock and its unit
 //!
-//! - [`server`]: the shell inside redis-server, which looks, asks the core and does; `unsafe` is in
-//!   `server/api.rs` and nowhere else
+//! - [`server`]: the shell inside redis-server, which reads keys, asks the core and acts; `unsafe` is in
+//!   `server/api` and nowhere else
 //!
 //! # What always holds
 //!
@@ -19,7 +20,7 @@
 //! 2. **A write changes the key, replicates an absolute deadline and replies, or does none of the
 //!    three.**
 //! 3. **No path lets a caller without the owner's name lengthen or end a lease.**
-//! 4. **A client that has left is never granted; a grant in doubt is never given twice.**
+//! 4. **A client that has left is never granted; an unconfirmed grant is never given twice.**
 
 #![deny(clippy::undocumented_unsafe_blocks)]
 

@@ -49,7 +49,7 @@ impl<'a> Owner<'a> {
     }
 
     /// Whether a value of this many bytes can belong to this owner. Reading a string unshares it, which
-    /// changes its encoding, and a command that is refused should change nothing: look at the length before.
+    /// changes its encoding, and a command that is refused should change nothing: so ask for the length first.
     pub fn may_hold(self, value_len: usize) -> bool {
         value_len == self.0.len() || value_len == PREFIX + self.0.len()
     }
@@ -79,7 +79,7 @@ impl Borrow<[u8]> for OwnedOwner {
 }
 
 /// Fencing number: grows with every grant of a key. 1 to 2^53 − 1; in microseconds since 1970, give or
-/// take, so it also tells since when the lock is held.
+/// take, so it also shows since when the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(u64);
 
@@ -196,7 +196,7 @@ pub fn write(fence: Fence, owner: Owner) -> Vec<u8> {
 pub enum Found<'v> {
     /// The key is missing or has expired.
     Nobody,
-    /// A value whose length alone says that it is not the caller's ([`Owner::may_hold`]).
+    /// A value whose length alone shows that it is not the caller's ([`Owner::may_hold`]).
     Another,
     /// A value, which may be the caller's.
     Value(&'v [u8]),
@@ -208,9 +208,9 @@ pub enum Found<'v> {
 enum Claim {
     /// The owner of a lock of ours.
     Owner(Fence),
-    /// The one who took the lock by hand: its name is the whole value, which may look like one of ours.
+    /// The one who took the lock by hand: the whole value is its name, even if it reads as one of ours.
     ByHand(Option<Fence>),
-    Stranger,
+    Other,
 }
 
 fn claim(value: &[u8], owner: Owner) -> Claim {
@@ -220,11 +220,11 @@ fn claim(value: &[u8], owner: Owner) -> Claim {
             owner: holder,
         } if holder == owner.bytes() => Claim::Owner(fence),
         Reading { fence, .. } if value == owner.bytes() => Claim::ByHand(fence),
-        _ => Claim::Stranger,
+        _ => Claim::Other,
     }
 }
 
-/// What the caller is told.
+/// What comes of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The caller holds the lock under this fence.
@@ -271,7 +271,7 @@ pub enum Effect<'a> {
     },
 }
 
-/// What the caller is told and what happens to the key: both, or the shell does neither.
+/// What the reply is and what happens to the key: both, or the shell does neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision<'a> {
     pub outcome: Outcome,
@@ -322,7 +322,7 @@ pub fn acquire<'a>(
                 fences.next(now, replaced),
                 before.map_or(ends_at, |before| before.max(ends_at)),
             ),
-            Claim::Stranger => Decision::refuse(Outcome::Busy),
+            Claim::Other => Decision::refuse(Outcome::Busy),
         },
     }
 }
@@ -357,7 +357,7 @@ fn only_for<'a>(
         Found::Value(bytes) => match claim(bytes, owner) {
             Claim::Owner(fence) => granted(Some(fence)),
             Claim::ByHand(fence) => granted(fence),
-            Claim::Stranger => Decision::refuse(Outcome::NotOwner),
+            Claim::Other => Decision::refuse(Outcome::NotOwner),
         },
     }
 }

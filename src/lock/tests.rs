@@ -83,7 +83,7 @@ proptest! {
         name in "([0-9]{16}:)?[ab]{1,3}",
     ) {
         let owner = owner(&name);
-        let claims = !matches!(claim(value.as_bytes(), owner), Claim::Stranger);
+        let claims = !matches!(claim(value.as_bytes(), owner), Claim::Other);
         prop_assert!(!claims || owner.may_hold(value.len()));
     }
 }
@@ -194,8 +194,8 @@ fn what_is_released_tells_which_fence_the_next_one_must_be_above() {
 }
 
 #[test]
-fn a_stranger_changes_nothing_and_is_told_why() {
-    let stranger = owner("you");
+fn another_owner_changes_nothing_and_learns_why() {
+    let other = owner("you");
     let by_me = Found::Value(b"0000000000000007:me");
     for (found, busy, refused) in [
         (by_me, Outcome::Busy, Outcome::NotOwner),
@@ -203,15 +203,15 @@ fn a_stranger_changes_nothing_and_is_told_why() {
         (Found::Another, Outcome::Busy, Outcome::NotOwner),
         (Found::WrongType, Outcome::WrongType, Outcome::WrongType),
     ] {
-        let answers = [
+        let decisions = [
             (
-                acquire(found, None, stranger, ttl(1), NOW, &mut fences()),
+                acquire(found, None, other, ttl(1), NOW, &mut fences()),
                 busy,
             ),
-            (renew(found, stranger, ttl(1), NOW), refused),
-            (release(found, stranger), refused),
+            (renew(found, other, ttl(1), NOW), refused),
+            (release(found, other), refused),
         ];
-        for (decision, outcome) in answers {
+        for (decision, outcome) in decisions {
             assert_eq!(
                 decision,
                 Decision {
@@ -222,10 +222,10 @@ fn a_stranger_changes_nothing_and_is_told_why() {
         }
     }
     assert_eq!(
-        renew(Found::Nobody, stranger, ttl(1), NOW).outcome,
+        renew(Found::Nobody, other, ttl(1), NOW).outcome,
         Outcome::NotHeld
     );
-    assert_eq!(release(Found::Nobody, stranger).outcome, Outcome::NotHeld);
+    assert_eq!(release(Found::Nobody, other).outcome, Outcome::NotHeld);
 }
 
 #[test]
@@ -341,8 +341,8 @@ fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// What each owner was told is kept beside the key: nobody is told yes while the lease that
-    /// another was told of still runs by the server's clock.
+    /// The reply that each owner had is kept beside the key: nobody is granted it while the lease of
+    /// which another was notified still runs by the server's clock.
     #[test]
     fn no_sequence_lets_two_owners_hold_a_key_at_one_instant(steps in steps()) {
         let names = ["a", "b", "c"].map(owner);

@@ -1,12 +1,12 @@
 //! Who waits for which lock, and whose turn it is.
 //!
 //! Pure: it knows neither connections nor keys. `C` is whatever the shell unblocks a client by. The shell
-//! looks at keys and writes them, and reports to the queue; the queue says whose turn it is and when to look
+//! polls keys and writes them, and reports to the queue; the queue decides whose turn it is and when to poll
 //! again. It is never borrowed while the shell writes, so a grant leaves the queue before the write and
 //! is put back if the server refuses it.
 //!
 //! - here: who is next
-//! - [`schedule`]: when to look at the keys
+//! - [`schedule`]: when to poll the keys
 //! - [`unconfirmed`]: grants that are not confirmed yet
 
 mod schedule;
@@ -58,7 +58,7 @@ pub struct Grant<C> {
     waiter: Waiter<C>,
     pub id: GrantId,
     ends_at: UnixMs,
-    /// Where the key ended before, as far as the last look could tell.
+    /// When the key was to end before, as far as the last poll could see.
     ended_at: Option<UnixMs>,
 }
 
@@ -104,9 +104,9 @@ pub enum Dismissal {
 pub enum Task<C> {
     /// The wait of this client is over; it has left.
     TimedOut(C),
-    /// This client has left, and is to be told why.
+    /// This client has left, and is to learn why.
     Dismissed(C, Dismissal),
-    /// Look at the key, and serve whose turn it is.
+    /// Look whether the key is free, and serve whose turn it is.
     Poll(Rc<LockId>),
     /// The reply of this grant is lost: take it back if the key still carries it.
     TakeBack(GrantId),
@@ -260,7 +260,7 @@ impl<C: Copy + Ord> Queue<C> {
         Some(waiter)
     }
 
-    /// A client has gone, or is told so: it will not be granted anything. Returns whether it waited.
+    /// A client is gone: it will not be granted anything. Returns whether it waited.
     pub fn leave(&mut self, client: C) -> bool {
         let Some(ticket) = self.clients.remove(&client) else {
             return false;
@@ -277,7 +277,7 @@ impl<C: Copy + Ord> Queue<C> {
         self.remove(ticket).map(|waiter| waiter.client)
     }
 
-    /// Everybody leaves at once, those of one key or all, and is told why some at a time
+    /// Everybody leaves at once, those of one key or all, and learns why, some at a time
     /// ([`Task::Dismissed`]).
     pub fn dismiss(&mut self, lock: Option<&LockId>, why: Dismissal) {
         let tickets: Vec<Ticket> = match lock {
@@ -339,12 +339,12 @@ impl<C: Copy + Ord> Queue<C> {
         self.schedule.back_off(&lock, grant.ended_at, now);
     }
 
-    /// The key is held, until `ends_at` if it ends: it is looked at when it has expired.
+    /// The key is held, until `ends_at` if it ends: it is polled when it has expired.
     pub fn held(&mut self, lock: &LockId, ends_at: Option<UnixMs>, now: Now) {
         self.schedule.held(lock, ends_at, now);
     }
 
-    /// Whether the key, which is free now, has ended by itself, as far as the last look could tell.
+    /// Whether the key, which is free now, has ended by itself, as far as the last poll could see.
     pub fn has_expired(&self, lock: &LockId, now: UnixUs) -> bool {
         self.schedule.has_expired(lock, now)
     }

@@ -1,8 +1,8 @@
-//! When to look at the contended keys: those for which somebody waits.
+//! When to poll the contended keys, those for which somebody waits: to look whether they are free.
 //!
-//! Two ways lead to a key. It is polled by itself when it should have expired, or when the server may let us
-//! write it again. And sweeps go over all contended keys, some at a time, for what others may have done to
-//! them: DEL, a shorter PEXPIRE, RENAME …
+//! A key has a poll of its own when it should have expired, or when the server may let us write it again. And
+//! sweeps poll all contended keys, some at a time, for what others may have done to them: DEL, a shorter
+//! PEXPIRE, RENAME …
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -11,8 +11,8 @@ use std::rc::Rc;
 use crate::lock::LockId;
 use crate::time::{MonoUs, Now, UnixMs, UnixUs};
 
-/// How often everything that others may have done to a contended key is looked for. A foreign DEL then
-/// hands over within 10 ms; looking costs 0.7 % of a core with one contended key, 2 % with 200.
+/// How often all contended keys are polled for what others may have done to them. A DEL by somebody else then
+/// hands over within 10 ms; polling costs 0.7 % of a core with one contended key, 2 % with 200.
 const SWEEP_MS: u64 = 10;
 
 /// The same once no client has joined and none was granted for [`ACTIVE_MS`]: standbys wait for days, and
@@ -20,11 +20,11 @@ const SWEEP_MS: u64 = 10;
 /// while its standbys wait, every second with a short ttl.
 const QUIET_SWEEP_MS: u64 = 100;
 
-/// How long after a client joined or was granted the contended keys are looked at often.
+/// How long after a client joined or was granted the contended keys are polled often.
 const ACTIVE_MS: u64 = 1_000;
 
-/// How many contended keys one sweep looks at, so that it takes well under a millisecond. As many are polled
-/// by themselves at a time.
+/// How many contended keys one sweep polls, so that it takes well under a millisecond. As many polls of single
+/// keys are done at a time.
 pub const SWEEP_KEYS: usize = 200;
 
 /// How long to leave a key alone after the server refused to let us write it.
@@ -37,19 +37,19 @@ const PAUSED_MS: u64 = 20;
 #[derive(Clone, Debug)]
 pub struct ContendedKey {
     lock: Rc<LockId>,
-    /// Where the key ended when it was last looked at, if it did.
+    /// When the key was to end, as the last poll saw it; none if it was not to end.
     ends_at: Option<UnixMs>,
-    /// When the key is to be polled by itself, besides the sweeps.
+    /// When the key has a poll of its own, besides the sweeps.
     pub poll_at: Option<MonoUs>,
-    /// Not to be looked at before this.
+    /// Not to be polled before this.
     pub back_off_until: Option<MonoUs>,
 }
 
-/// When each contended key is to be looked at.
+/// When each contended key is to be polled.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     pub keys: BTreeMap<Rc<LockId>, ContendedKey>,
-    /// Those that are to be polled by themselves.
+    /// Those that have a poll of their own.
     pub polls: BTreeSet<(MonoUs, Rc<LockId>)>,
     next_sweep: MonoUs,
     /// Until when the sweeps follow one another quickly.
@@ -96,8 +96,8 @@ impl Schedule {
         }
     }
 
-    /// A client joined or was granted, so a contended key may soon be free again: all are looked at often for
-    /// a while.
+    /// A client joined or was granted, so a contended key may soon be free again: all are polled often for a
+    /// while.
     pub fn active(&mut self, now: MonoUs) {
         self.active_until = now.plus_ms(ACTIVE_MS);
         let soon = now.plus_ms(SWEEP_MS);
@@ -106,7 +106,7 @@ impl Schedule {
         }
     }
 
-    /// Where the key ended when it was last looked at, if it did.
+    /// When the key was to end, as the last poll saw it; none if it was not to end.
     pub fn ends_at(&self, lock: &LockId) -> Option<UnixMs> {
         self.keys.get(lock)?.ends_at
     }
@@ -120,7 +120,7 @@ impl Schedule {
         }
     }
 
-    /// Whether the key, which is free now, has ended by itself, as far as the last look could tell.
+    /// Whether the key, which is free now, has ended by itself, as far as the last poll could see.
     pub fn has_expired(&self, lock: &LockId, now: UnixUs) -> bool {
         self.ends_at(lock).is_some_and(|end| end < now.ms())
     }
@@ -140,7 +140,7 @@ impl Schedule {
         self.paused_until = now.plus_ms(PAUSED_MS);
     }
 
-    /// The keys to look at now, or some of them.
+    /// The keys to poll now, or some of them.
     pub fn due(&mut self, now: MonoUs) -> Vec<Rc<LockId>> {
         let mut due = vec![];
         while due.len() < SWEEP_KEYS

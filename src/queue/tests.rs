@@ -1,5 +1,5 @@
-//! The queue, explored: a small server does with it what `server/waiting.rs` and `server/commands.rs` do,
-//! and after every step it is asked whether anybody was wronged.
+//! The queue, explored: a simulated server does with it what `server/waiting` and `server/commands` do, and
+//! after every step all invariants are checked.
 
 use super::schedule::SWEEP_KEYS;
 use super::unconfirmed::Unconfirmed;
@@ -16,7 +16,7 @@ const START: Now = Now {
     mono: MonoUs(7_000_000),
 };
 const TTL_MS: u64 = 20;
-/// A wait that ends before the next round, and one that outlasts everything.
+/// A wait that ends before the next sweep, and one that is longer than everything else.
 const WAITS_MS: [u64; 2] = [5, 100_000];
 const BY_HAND: &[u8] = b"a lock taken by hand";
 
@@ -141,9 +141,9 @@ enum Event {
     },
     /// The clock reaches what is due next, and the timer fires.
     Timer(Writes),
-    /// The connection of the nth client that is not answered yet ends.
+    /// The connection of the nth client that has no reply yet ends.
     Die(usize),
-    /// The turn of the server's loop ends: who was unblocked is told, or found gone.
+    /// The turn of the server's loop ends: who was unblocked gets its reply, or is found to be gone.
     TurnEnds,
     /// The wall clock is stepped.
     Step {
@@ -165,15 +165,15 @@ struct Client {
 
 /// A client that was unblocked in this turn of the loop.
 #[derive(Clone, Debug)]
-struct Parting {
+struct Unblocked {
     client: u32,
     grant: Option<(GrantId, UnixMs)>,
     alive: bool,
-    /// The owner released the lock or a stranger deleted it before the client heard of it.
+    /// The owner released the lock, or somebody deleted it, before the client had its reply.
     void: bool,
 }
 
-/// An owner that was told that it holds the key, and has no reason to doubt it.
+/// An owner that was notified of its grant, and has no reason to think that the grant is over.
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     owner: u8,
@@ -182,25 +182,25 @@ struct Holder {
 }
 
 #[derive(Clone, Debug)]
-struct Spot {
+struct SimulatedKey {
     value: Option<(Vec<u8>, UnixMs)>,
     last_fence: Option<Fence>,
     holder: Option<Holder>,
-    /// Owners by arrival, as an onlooker would note it.
+    /// Owners in the order of arrival, noted independently of the queue.
     arrivals: Vec<u8>,
 }
 
 #[derive(Clone)]
 struct Sim {
     now: Now,
-    spots: Vec<Spot>,
+    keys: Vec<SimulatedKey>,
     queue: Queue<u32>,
     /// One source for all branches of the exploration: only the order of fences counts.
     fences: Rc<RefCell<Fences>>,
-    /// Clients that are not answered yet, and the number of the next one.
+    /// Clients that have no reply yet, and the number of the next one.
     clients: BTreeMap<u32, Client>,
     next_client: u32,
-    partings: Vec<Parting>,
+    unblocked: Vec<Unblocked>,
     /// What happened in this step.
     seen: Vec<&'static str>,
     path: Vec<Event>,
@@ -208,7 +208,7 @@ struct Sim {
 
 impl Sim {
     fn new(keys: usize) -> Sim {
-        let spot = Spot {
+        let simulated = SimulatedKey {
             value: None,
             last_fence: None,
             holder: None,
@@ -216,12 +216,12 @@ impl Sim {
         };
         Sim {
             now: START,
-            spots: vec![spot; keys],
+            keys: vec![simulated; keys],
             queue: Queue::default(),
             fences: Rc::new(RefCell::new(Fences::starting(START.wall))),
             clients: BTreeMap::new(),
             next_client: 0,
-            partings: vec![],
+            unblocked: vec![],
             seen: vec![],
             path: vec![],
         }
@@ -239,18 +239,18 @@ impl Sim {
             Event::Renew { key, owner } => self.renew(key, owner),
             Event::Release { key, owner } => self.release(key, owner),
             Event::ForeignDel { key } => {
-                self.see("deleted by a stranger");
-                self.spots[key].value = None;
+                self.see("deleted by somebody else");
+                self.keys[key].value = None;
                 self.void(key);
             }
             Event::ForeignSetNx { key } => {
                 if self.value(key).is_none() {
                     self.see("taken by hand");
-                    if !self.spots[key].arrivals.is_empty() {
-                        self.see("taken by hand before the first in line");
+                    if !self.keys[key].arrivals.is_empty() {
+                        self.see("taken by hand before the first in the queue");
                     }
                     let end = self.now.wall.plus(ttl());
-                    self.spots[key].value = Some((BY_HAND.to_vec(), end));
+                    self.keys[key].value = Some((BY_HAND.to_vec(), end));
                 }
             }
             Event::Lapse { key } => {
@@ -264,11 +264,11 @@ impl Sim {
             Event::TurnEnds => self.turn_ends(),
             Event::Step { ms } => {
                 self.now.wall.0 = self.now.wall.0.saturating_add_signed(1000 * ms);
-                (0..self.spots.len()).for_each(|key| self.void(key));
+                (0..self.keys.len()).for_each(|key| self.void(key));
             }
             Event::Drain => {
                 self.queue.dismiss(None, Dismissal::Drained);
-                (0..self.spots.len()).for_each(|key| self.spots[key].arrivals.clear());
+                (0..self.keys.len()).for_each(|key| self.keys[key].arrivals.clear());
             }
             Event::Demotion => self.demotion(),
         }
@@ -287,7 +287,7 @@ impl Sim {
     /// The value of a key that has not expired.
     fn value(&self, key: usize) -> Option<(Vec<u8>, UnixMs)> {
         let alive = |(_, end): &(Vec<u8>, UnixMs)| self.now.wall.ms() <= *end;
-        self.spots[key].value.clone().filter(alive)
+        self.keys[key].value.clone().filter(alive)
     }
 
     // What the commands do.
@@ -318,14 +318,14 @@ impl Sim {
             Effect::Set(_) => {
                 self.see("granted at once");
                 assert!(
-                    self.spots[key].arrivals.is_empty(),
-                    "a newcomer passed the line"
+                    self.keys[key].arrivals.is_empty(),
+                    "a newcomer passed the queue"
                 );
             }
             _ => self.see("confirmed"),
         }
         self.apply(key, decision.effect);
-        self.believe(key, owner);
+        self.learn(key, owner);
     }
 
     fn wait(&mut self, key: usize, owner: u8, wait_ms: u64, ends_at: Option<UnixMs>) {
@@ -352,12 +352,12 @@ impl Sim {
         self.clients.insert(client, waiting);
         match earlier {
             Some(earlier) => {
-                self.see("took over its place");
+                self.see("took over its turn");
                 self.unblock(earlier, None);
             }
             None => {
                 self.see("waits");
-                self.spots[key].arrivals.push(owner);
+                self.keys[key].arrivals.push(owner);
             }
         }
     }
@@ -372,7 +372,7 @@ impl Sim {
         self.see("renewed");
         self.confirm(&lock_id(key), asking);
         self.apply(key, decision.effect);
-        self.believe(key, owner);
+        self.learn(key, owner);
     }
 
     fn release(&mut self, key: usize, owner: u8) {
@@ -381,7 +381,7 @@ impl Sim {
         let decision = lock::release(found, asking);
         let left = self.queue.leave_owner(&lock_id(key), asking);
         if let Some(client) = left {
-            self.see("gave up its place");
+            self.see("gave up its turn");
             self.leaves(client);
         }
         if let Effect::Delete { replaced } = decision.effect {
@@ -404,19 +404,19 @@ impl Sim {
         match effect {
             Effect::Nothing => {}
             Effect::Set(lease) => self.set(key, lease),
-            Effect::Expire { ends_at } => self.spots[key].value.as_mut().unwrap().1 = ends_at,
-            Effect::Delete { .. } => self.spots[key].value = None,
+            Effect::Expire { ends_at } => self.keys[key].value.as_mut().unwrap().1 = ends_at,
+            Effect::Delete { .. } => self.keys[key].value = None,
         }
     }
 
     fn set(&mut self, key: usize, lease: Lease) {
-        let spot = &mut self.spots[key];
+        let simulated = &mut self.keys[key];
         assert!(
-            spot.last_fence < Some(lease.fence),
+            simulated.last_fence < Some(lease.fence),
             "a fence of the key did not grow"
         );
-        spot.last_fence = Some(lease.fence);
-        spot.value = Some((lease.value(), lease.ends_at));
+        simulated.last_fence = Some(lease.fence);
+        simulated.value = Some((lease.value(), lease.ends_at));
     }
 
     // What waiting does.
@@ -425,7 +425,7 @@ impl Sim {
         let next = self.next(&lock_id(key), replaced);
         next.is_some_and(|grant| {
             self.set(key, grant.lease());
-            self.tell(grant);
+            self.notify(grant);
             true
         })
     }
@@ -435,8 +435,8 @@ impl Sim {
         self.queue.next(lock, replaced, self.now, fences)
     }
 
-    fn tell(&mut self, grant: Grant<u32>) {
-        let arrivals = &mut self.spots[key_of(&grant.id.lock)].arrivals;
+    fn notify(&mut self, grant: Grant<u32>) {
+        let arrivals = &mut self.keys[key_of(&grant.id.lock)].arrivals;
         assert_eq!(
             arrivals.first(),
             Some(&first_byte(&grant.id.owner)),
@@ -450,7 +450,7 @@ impl Sim {
     fn unblock(&mut self, client: u32, grant: Option<(GrantId, UnixMs)>) {
         let waiting = self.clients.get_mut(&client).expect("it has not left");
         assert!(std::mem::take(&mut waiting.waits), "unblocked twice");
-        self.partings.push(Parting {
+        self.unblocked.push(Unblocked {
             client,
             grant,
             alive: true,
@@ -496,8 +496,8 @@ impl Sim {
         }
         let next = self.next(lock, None);
         if let Some(grant) = next.and_then(|grant| self.write(grant, writes)) {
-            self.see("served by a look");
-            self.tell(grant);
+            self.see("served by a poll");
+            self.notify(grant);
         }
     }
 
@@ -510,20 +510,20 @@ impl Sim {
         self.see("put back");
         self.queue.put_back(grant, self.now);
         if writes == Writes::NotHere {
-            self.see("sent away");
+            self.see("refused by the cluster");
             self.queue.dismiss(Some(&lock_id(key)), Dismissal::NotHere);
-            self.spots[key].arrivals.clear();
+            self.keys[key].arrivals.clear();
         }
         None
     }
 
     fn demotion(&mut self) {
         self.queue.dismiss(None, Dismissal::Demoted);
-        (0..self.spots.len()).for_each(|key| self.spots[key].arrivals.clear());
+        (0..self.keys.len()).for_each(|key| self.keys[key].arrivals.clear());
         // The server closes the connections of all who are blocked: also of those who are unblocked and
-        // not told yet. A grant to them stays in doubt, and is taken back from nobody who was told.
-        for parting in &mut self.partings {
-            parting.alive = false;
+        // have no reply yet. Their grants stay unconfirmed, and nothing is taken back from who had a reply.
+        for entry in &mut self.unblocked {
+            entry.alive = false;
         }
     }
 
@@ -541,14 +541,14 @@ impl Sim {
             Some(grant) => match self.write(grant, writes) {
                 Some(grant) => {
                     self.see("taken back for the next");
-                    self.tell(grant);
+                    self.notify(grant);
                     true
                 }
                 None => false,
             },
             None if writes == Writes::Succeed => {
                 self.see("taken back");
-                self.spots[key].value = None;
+                self.keys[key].value = None;
                 true
             }
             None => false,
@@ -578,59 +578,61 @@ impl Sim {
             }
             self.clients.remove(&client);
         } else {
-            let parting = self
-                .partings
+            let entry = self
+                .unblocked
                 .iter_mut()
-                .find(|parting| parting.client == client);
-            parting.unwrap().alive = false;
+                .find(|entry| entry.client == client);
+            entry.unwrap().alive = false;
         }
     }
 
     fn turn_ends(&mut self) {
-        for Parting {
+        for Unblocked {
             client,
             grant,
             alive,
             void,
-        } in std::mem::take(&mut self.partings)
+        } in std::mem::take(&mut self.unblocked)
         {
-            let Client { key, owner, .. } = self.clients.remove(&client).expect("answered once");
+            let Client { key, owner, .. } = self
+                .clients
+                .remove(&client)
+                .expect("one reply to each client");
             let Some((grant, ends_at)) = grant else {
                 continue;
             };
             let value = self.value(key);
             let carried = value.is_some_and(|(value, _)| grant.is_carried_by(&value));
             if !alive {
-                self.see("gone before it was told");
+                self.see("gone before it was notified");
                 self.queue.take_back_at(&grant, self.now.mono);
-                let confirmed = self.spots[key].holder.is_some();
-                let taken_back_soon = self
-                    .queue
-                    .unconfirmed_grants()
-                    .any(|(id, take_back_at)| id == grant && take_back_at.is_some());
+                let confirmed = self.keys[key].holder.is_some();
+                let taken_back_soon = self.queue.unconfirmed_grants().any(|(id, take_back_at)| {
+                    id.lock == grant.lock && id.owner == grant.owner && take_back_at.is_some()
+                });
                 assert!(
                     taken_back_soon || confirmed || void || !carried,
                     "nobody's, and kept"
                 );
                 continue;
             }
-            self.see("told");
+            self.see("notified");
             self.queue.forget(&grant);
             if carried {
-                self.believe(key, owner);
+                self.learn(key, owner);
             } else {
                 let over = void || ends_at < self.now.wall.ms();
-                assert!(over, "taken from a client that is told yes");
+                assert!(over, "taken back from a client that is notified of it");
             }
         }
     }
 
-    // What an onlooker notes.
+    // What is noted independently of the queue.
 
-    /// This client gives up its place.
+    /// This client gives up its turn.
     fn leaves(&mut self, client: u32) {
         let Client { key, owner, .. } = self.clients[&client];
-        self.spots[key].arrivals.retain(|arrived| *arrived != owner);
+        self.keys[key].arrivals.retain(|arrived| *arrived != owner);
     }
 
     fn confirm(&mut self, lock: &LockId, owner: Owner) {
@@ -643,11 +645,11 @@ impl Sim {
         self.queue.confirm(lock, owner);
     }
 
-    /// The owner is told that it holds the key.
-    fn believe(&mut self, key: usize, owner: u8) {
-        let (value, ends_at) = self.value(key).expect("told of a key that is there");
+    /// The owner learns that it holds the key.
+    fn learn(&mut self, key: usize, owner: u8) {
+        let (value, ends_at) = self.value(key).expect("the key is there");
         let fence = lock::read(&value).fence.expect("a value of ours");
-        self.spots[key].holder = Some(Holder {
+        self.keys[key].holder = Some(Holder {
             owner,
             fence,
             ends_at,
@@ -655,19 +657,19 @@ impl Sim {
         self.check_holder(key);
     }
 
-    /// Whoever was told, or is to be told, of a grant of this key has lost it by no fault of ours.
+    /// Whoever was notified, or is to be notified, of a grant of this key has lost it by no fault of ours.
     fn void(&mut self, key: usize) {
-        self.spots[key].holder = None;
-        for parting in &mut self.partings {
+        self.keys[key].holder = None;
+        for entry in &mut self.unblocked {
             let of_key = |(grant, _): &(GrantId, UnixMs)| key_of(&grant.lock) == key;
-            parting.void |= parting.grant.as_ref().is_some_and(of_key);
+            entry.void |= entry.grant.as_ref().is_some_and(of_key);
         }
     }
 
-    /// As long as a lease runs that somebody was told of, the key says so: no other can be told yes.
+    /// As long as a lease runs whose owner was notified, the key carries it: nobody else can be granted it.
     fn check_holder(&mut self, key: usize) {
         let now = self.now.wall;
-        let holder = &mut self.spots[key].holder;
+        let holder = &mut self.keys[key].holder;
         holder.take_if(|holder| holder.ends_at < now.ms());
         let Some(holder) = *holder else { return };
         let (value, ends_at) = self.value(key).expect("a lease was ended under its holder");
@@ -682,17 +684,17 @@ impl Sim {
 
     fn check(&mut self) {
         self.queue.check();
-        for key in 0..self.spots.len() {
+        for key in 0..self.keys.len() {
             self.check_holder(key);
             let queue = self
                 .queue
                 .list(&lock_id(key), self.now.mono)
                 .map(|(owner, _)| owner.bytes()[0]);
-            assert!(queue.eq(self.spots[key].arrivals.iter().copied()));
+            assert!(queue.eq(self.keys[key].arrivals.iter().copied()));
         }
         let waiting = self.clients.values().filter(|client| client.waits).count();
-        assert_eq!(self.queue.waiters(), waiting, "who waits has a place");
-        assert_eq!(self.clients.len(), waiting + self.partings.len());
+        assert_eq!(self.queue.waiters(), waiting, "who waits is in the queue");
+        assert_eq!(self.clients.len(), waiting + self.unblocked.len());
     }
 
     /// Nobody does anything any more: all who are patient are served, and nothing is left over.
@@ -718,15 +720,15 @@ impl Sim {
 
     /// The state without names: keys, owners, fences and times by their order only.
     fn canonical(&self) -> Vec<u8> {
-        let mut keys: Vec<usize> = (0..self.spots.len()).collect();
-        let said = self.described(&keys).0;
+        let mut keys: Vec<usize> = (0..self.keys.len()).collect();
+        let description = self.described(&keys).0;
         keys.reverse();
-        said.min(self.described(&keys).0)
+        description.min(self.described(&keys).0)
     }
 
-    /// That, for keys in this order, and the owners that it tells of.
+    /// That, for keys in this order, and the owners that occur in it.
     fn described(&self, keys: &[usize]) -> (Vec<u8>, Vec<u8>) {
-        let (mut said, mut times, mut owners) = (vec![], vec![self.now.mono], vec![]);
+        let (mut description, mut times, mut owners) = (vec![], vec![self.now.mono], vec![]);
         let mut rank = |owner: u8| {
             let known = owners.iter().position(|known| *known == owner);
             known.unwrap_or_else(|| {
@@ -735,17 +737,17 @@ impl Sim {
             }) as u8
         };
         for &key in keys {
-            let spot = &self.spots[key];
-            said.push(0xf0 + u8::from(spot.holder.is_some()));
+            let simulated = &self.keys[key];
+            description.push(0xf0 + u8::from(simulated.holder.is_some()));
             if let Some((value, end)) = self.value(key) {
                 let reading = lock::read(&value);
-                said.push(reading.fence.map_or(0xf2, |_| rank(reading.owner[0])));
+                description.push(reading.fence.map_or(0xf2, |_| rank(reading.owner[0])));
                 times.push(self.now.when_expired(end));
             }
-            said.push(0xf3);
+            description.push(0xf3);
             if let Some(queue) = self.queue.keys.get(&lock_id(key)) {
                 for waiter in queue.order.iter().map(|ticket| &self.queue.waiters[ticket]) {
-                    said.push(rank(first_byte(&waiter.owner)));
+                    description.push(rank(first_byte(&waiter.owner)));
                     times.push(waiter.deadline);
                 }
                 let known = |at: Option<MonoUs>| at.unwrap_or(MonoUs(0));
@@ -758,14 +760,14 @@ impl Sim {
             self.value(key_of(&id.lock))
                 .is_some_and(|(value, _)| id.is_carried_by(&value))
         };
-        for parting in &self.partings {
-            // An answer without a grant changes nothing for anybody.
-            let Some((grant, _)) = &parting.grant else {
+        for entry in &self.unblocked {
+            // A reply without a grant changes nothing for anybody.
+            let Some((grant, _)) = &entry.grant else {
                 continue;
             };
-            let flags = [carried(grant), parting.alive, parting.void].map(u8::from);
-            said.extend([0xf4 + index_of(&grant.lock), rank(first_byte(&grant.owner))]);
-            said.extend(flags);
+            let flags = [carried(grant), entry.alive, entry.void].map(u8::from);
+            description.extend([0xf4 + index_of(&grant.lock), rank(first_byte(&grant.owner))]);
+            description.extend(flags);
         }
         let mut unconfirmed = vec![];
         for (id, take_back_at) in self.queue.unconfirmed_grants() {
@@ -775,10 +777,10 @@ impl Sim {
         }
         unconfirmed.sort();
         for (index, owner, carried, at) in unconfirmed {
-            said.extend([0xf6 + index, owner, u8::from(carried)]);
+            description.extend([0xf6 + index, owner, u8::from(carried)]);
             times.push(at);
         }
-        said.extend([0xf9, self.queue.dismissed.len() as u8]);
+        description.extend([0xf9, self.queue.dismissed.len() as u8]);
         if !self.queue.is_idle() {
             times.push(self.queue.schedule.paused_until);
         }
@@ -788,18 +790,18 @@ impl Sim {
         let ranks = times
             .iter()
             .map(|at| sorted.binary_search(at).unwrap() as u8);
-        said.push(0xf8);
-        said.extend(ranks);
-        (said, owners)
+        description.push(0xf8);
+        description.extend(ranks);
+        (description, owners)
     }
 
     /// All that can happen next. Of the owners that nobody has heard of yet, one stands for all.
     fn events(&self) -> Vec<Event> {
-        let keys: Vec<usize> = (0..self.spots.len()).collect();
+        let keys: Vec<usize> = (0..self.keys.len()).collect();
         let mut owners = self.described(&keys).1;
         owners.extend((0..3).find(|owner| !owners.contains(owner)));
         let mut events = vec![];
-        for key in 0..self.spots.len() {
+        for key in 0..self.keys.len() {
             for owner in owners.iter().copied() {
                 events.push(Event::Acquire {
                     key,
@@ -849,7 +851,7 @@ fn find<'a>(
 /// What happened, and how often.
 type Seen = BTreeMap<&'static str, usize>;
 
-/// The next state; if somebody was wronged, says how it came to that.
+/// The next state; if an invariant is broken, prints the events that led there.
 fn after(sim: &Sim, event: Event, seen: &mut Seen) -> Sim {
     let mut sim = sim.clone();
     let step = catch_unwind(AssertUnwindSafe(|| sim.step(event)));
@@ -863,7 +865,7 @@ fn after(sim: &Sim, event: Event, seen: &mut Seen) -> Sim {
     sim
 }
 
-/// Goes to every state that so many events can lead to. Answers how many there are.
+/// Goes to every state that so many events can lead to. Returns how many there are.
 fn explore(keys: usize, events: usize, seen: &mut Seen) -> usize {
     let mut states = HashSet::new();
     let mut found = vec![Sim::new(keys)];
@@ -883,19 +885,19 @@ fn explore(keys: usize, events: usize, seen: &mut Seen) -> usize {
     states.len()
 }
 
-/// All that three owners, strangers, clocks and broken connections can do to a line, in every order: ten
+/// All that three owners, other clients, clocks and broken connections can do to a queue, in every order: ten
 /// events with one key lead to 25,000 states, seven with two keys to 13,000. Ten seconds unoptimised.
 #[test]
-fn nobody_is_wronged_in_any_state_of_a_small_world() {
+fn no_invariant_is_broken_in_any_state_of_a_small_world() {
     let mut seen = Seen::new();
     let states = [(1, 10), (2, 7)].map(|(keys, events)| explore(keys, events, &mut seen));
     assert!(states > [25_000, 13_000], "{states:?}");
     for what in [
         "confirmed",
-        "deleted by a stranger",
+        "deleted by somebody else",
         "dismissed",
-        "gave up its place",
-        "gone before it was told",
+        "gave up its turn",
+        "gone before it was notified",
         "gone while it was dismissed",
         "gone while it waited",
         "granted at once",
@@ -910,17 +912,17 @@ fn nobody_is_wronged_in_any_state_of_a_small_world() {
         "refused",
         "released",
         "renewed",
-        "sent away",
-        "served by a look",
+        "refused by the cluster",
+        "served by a poll",
         "served by an ACQUIRE",
         "confirmed by its owner",
         "taken back",
         "taken back for the next",
         "taken by hand",
-        "taken by hand before the first in line",
+        "taken by hand before the first in the queue",
         "timed out",
-        "told",
-        "took over its place",
+        "notified",
+        "took over its turn",
         "waits",
     ] {
         assert!(seen.remove(what).is_some(), "never {what}");
@@ -954,7 +956,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn nobody_is_wronged_in_a_large_world(
+    fn no_invariant_is_broken_in_a_large_world(
         events in prop::collection::vec(any_event(4, 30), 1..400),
     ) {
         let mut sim = Sim::new(4);
@@ -963,10 +965,10 @@ proptest! {
     }
 
     #[test]
-    fn every_contended_key_is_looked_at_in_its_turn(
+    fn every_contended_key_is_polled_in_its_turn(
         come in prop::collection::vec(0..900usize, 1..900),
         go in prop::collection::vec(0..900usize, 0..100),
-        rounds_before in 0..5usize,
+        sweeps_before in 0..5usize,
     ) {
         let (mut queue, mut now) = (Queue::default(), START);
         let owner = Owner::new(b"o").unwrap();
@@ -974,27 +976,27 @@ proptest! {
             let deadline = now.mono.plus_ms(WAITS_MS[1]);
             queue.join(&lock_id(*key), JoinRequest { owner, ttl: ttl(), deadline, client }, now.mono);
         }
-        let mut round = |queue: &mut Queue<usize>| {
+        let mut sweep = |queue: &mut Queue<usize>| {
             now.mono = queue.next_due()?;
             Some(queue.due(now.mono, true))
         };
-        for _ in 0..rounds_before {
-            round(&mut queue);
+        for _ in 0..sweeps_before {
+            sweep(&mut queue);
         }
         for key in go {
             queue.leave_owner(&lock_id(key), owner);
         }
         let keys = queue.contended_keys();
-        let mut looked_at = HashSet::new();
+        let mut polled = HashSet::new();
         for _ in 0..keys.div_ceil(SWEEP_KEYS) {
-            let tasks = round(&mut queue).unwrap();
+            let tasks = sweep(&mut queue).unwrap();
             prop_assert_eq!(tasks.len(), keys.min(SWEEP_KEYS));
             for task in tasks {
                 let Task::Poll(lock) = task else { panic!("{task:?}") };
-                looked_at.insert(lock);
+                polled.insert(lock);
             }
         }
-        prop_assert_eq!(looked_at.len(), keys);
+        prop_assert_eq!(polled.len(), keys);
     }
 }
 
@@ -1014,15 +1016,15 @@ fn a_crowd(number: usize, deadline: MonoUs) -> Queue<usize> {
     queue
 }
 
-/// Who is answered at this time, a share for each turn of the loop.
-fn answered(queue: &mut Queue<usize>, now: MonoUs) -> Vec<Vec<usize>> {
+/// Who is unblocked at this time, in each turn of the loop.
+fn unblocked(queue: &mut Queue<usize>, now: MonoUs) -> Vec<Vec<usize>> {
     let mut turns = vec![];
     while queue.next_due().is_some_and(|due| due <= now) {
-        let answers = queue.due(now, false).into_iter().map(|task| match task {
+        let clients = queue.due(now, false).into_iter().map(|task| match task {
             Task::TimedOut(client) | Task::Dismissed(client, _) => client,
             other => panic!("{other:?}"),
         });
-        turns.push(answers.collect());
+        turns.push(clients.collect());
         queue.check();
     }
     turns
@@ -1038,7 +1040,7 @@ fn many_waits_that_end_at_once_end_a_share_at_a_time_in_order_of_arrival() {
     assert_eq!(drained.contended_keys(), 0, "nobody is granted any more");
     for mut queue in [timed_out, drained] {
         assert_eq!(queue.waiters(), crowd);
-        let turns = answered(&mut queue, deadline);
+        let turns = unblocked(&mut queue, deadline);
         assert_eq!(turns.len(), 11);
         assert!(turns.iter().all(|share| share.len() <= BATCH));
         assert!(turns.concat().into_iter().eq(0..crowd));
@@ -1047,19 +1049,19 @@ fn many_waits_that_end_at_once_end_a_share_at_a_time_in_order_of_arrival() {
 }
 
 #[test]
-fn contended_keys_are_looked_at_often_only_while_something_happens() {
+fn contended_keys_are_polled_often_only_while_something_happens() {
     let mut queue = one_waits();
-    let looks = |queue: &mut Queue<u32>, from_ms: u64, to_ms: u64| {
+    let polls = |queue: &mut Queue<u32>, from_ms: u64, to_ms: u64| {
         let at = |ms| START.mono.plus_ms(ms);
-        let mut looks = 0;
+        let mut polls = 0;
         while let Some(due) = queue.next_due().filter(|due| *due < at(to_ms)) {
-            looks += queue.due(due.max(at(from_ms)), true).len();
+            polls += queue.due(due.max(at(from_ms)), true).len();
         }
-        looks
+        polls
     };
-    let often = looks(&mut queue, 0, 1_000);
+    let often = polls(&mut queue, 0, 1_000);
     assert!((95..=100).contains(&often), "{often}");
-    let seldom = looks(&mut queue, 1_000, 2_000);
+    let seldom = polls(&mut queue, 1_000, 2_000);
     assert!((9..=12).contains(&seldom), "{seldom}");
     // A renewal changes nothing, a client that joins does.
     let now = |ms| Now {
@@ -1067,7 +1069,7 @@ fn contended_keys_are_looked_at_often_only_while_something_happens() {
         mono: START.mono.plus_ms(ms),
     };
     queue.held(&lock_id(0), Some(UnixMs(i64::MAX)), now(2_000));
-    let seldom = looks(&mut queue, 2_000, 3_000);
+    let seldom = polls(&mut queue, 2_000, 3_000);
     assert!((9..=11).contains(&seldom), "{seldom}");
     let request = JoinRequest {
         owner: Owner::new(b"p").unwrap(),
@@ -1076,19 +1078,19 @@ fn contended_keys_are_looked_at_often_only_while_something_happens() {
         client: 2,
     };
     queue.join(&lock_id(0), request, now(3_000).mono);
-    let often = looks(&mut queue, 3_000, 4_000);
+    let often = polls(&mut queue, 3_000, 4_000);
     assert!((95..=100).contains(&often), "{often}");
     // And so does a grant.
-    looks(&mut queue, 4_000, 5_000);
+    polls(&mut queue, 4_000, 5_000);
     let mut fences = Fences::starting(START.wall);
     queue
         .next(&lock_id(0), None, now(5_000), &mut fences)
         .unwrap();
-    let often = looks(&mut queue, 5_000, 6_000);
+    let often = polls(&mut queue, 5_000, 6_000);
     assert!((95..=101).contains(&often), "{often}");
 }
 
-/// A line in which one client has waited since the start.
+/// A queue in which one client has waited since the start.
 fn one_waits() -> Queue<u32> {
     let mut queue = Queue::default();
     let request = JoinRequest {
@@ -1102,7 +1104,7 @@ fn one_waits() -> Queue<u32> {
 }
 
 #[test]
-fn a_key_that_may_not_be_written_is_left_alone_for_a_while() {
+fn a_key_that_may_not_be_written_is_not_polled_for_a_while() {
     let mut queue = one_waits();
     let grant = queue
         .next(&lock_id(0), None, START, &mut Fences::starting(START.wall))

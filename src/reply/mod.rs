@@ -32,7 +32,7 @@ pub struct Info {
     pub ttl_ms: i64,
     /// How many wait.
     pub waiters: i64,
-    /// The first in line: owner and how long it has waited, in milliseconds.
+    /// The first of them: owner and how long it has waited, in milliseconds.
     pub queue: Vec<(Vec<u8>, i64)>,
 }
 
@@ -52,7 +52,7 @@ pub fn queue_of_key_full(max_waiters_per_key: u64) -> Reply {
     ))
 }
 
-/// What a client that has to leave is told.
+/// The reply to a client that has to leave.
 impl From<Dismissal> for Reply {
     fn from(why: Dismissal) -> Reply {
         match why {
@@ -72,7 +72,7 @@ const TRY_AGAIN: &str =
 const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, instance state changed \
                        (master -> replica?)";
 
-/// What Redis says, byte for byte.
+/// The words of Redis, byte for byte.
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 /// What the client gets when a handler of ours panicked.

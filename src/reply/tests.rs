@@ -1,9 +1,9 @@
 use super::*;
 use proptest::prelude::*;
 
-fn line(bad: BadRequest) -> String {
+fn message(bad: BadRequest) -> String {
     match bad.into() {
-        Reply::Error(line) => line,
+        Reply::Error(message) => message,
         other => panic!("{other:?}"),
     }
 }
@@ -11,11 +11,11 @@ fn line(bad: BadRequest) -> String {
 #[test]
 fn an_error_says_what_was_wrong_what_would_be_right_and_what_was_given() {
     assert_eq!(
-        line(BadRequest::TtlOutOfRange(b"0")),
+        message(BadRequest::TtlOutOfRange(b"0")),
         "BADTTL ttl is out of range, give 1 to 9007199254740991 milliseconds, got '0'"
     );
     assert_eq!(
-        line(BadRequest::OwnerTooLong(&[b'a'; 513])),
+        message(BadRequest::OwnerTooLong(&[b'a'; 513])),
         format!(
             "BADOWNER owner is longer than 512 bytes, give 1 to 512 bytes, got '{}...'",
             "a".repeat(32)
@@ -34,9 +34,9 @@ proptest! {
             BadRequest::TtlOutOfRange(&got),
             BadRequest::OptionUnknown(&got),
         ] {
-            let line = line(bad);
-            prop_assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)));
-            prop_assert!(line.len() < 300);
+            let message = message(bad);
+            prop_assert!(message.bytes().all(|byte| (b' '..=b'~').contains(&byte)));
+            prop_assert!(message.len() < 300);
         }
     }
 }

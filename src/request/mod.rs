@@ -1,6 +1,6 @@
-//! The one door in: the arguments of a command become a request that cannot be wrong.
+//! The parser: the arguments of a command become a request that cannot be wrong.
 //!
-//! Pure: bytes in, no Redis. After this door no function checks an argument again.
+//! Pure: bytes in, no Redis. Behind this parser no function checks an argument again.
 
 use crate::lock::Owner;
 use crate::time::{MAX_INTEGER, Ttl, Wait};

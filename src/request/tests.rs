@@ -62,7 +62,7 @@ fn arguments_are_checked_from_left_to_right() {
 
 proptest! {
     #[test]
-    fn no_arguments_can_break_the_door(
+    fn no_arguments_can_break_the_parser(
         given in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..520), 0..6),
     ) {
         let given: Vec<&[u8]> = given.iter().map(Vec::as_slice).collect();

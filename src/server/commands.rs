@@ -1,7 +1,7 @@
 //! The commands: how each is made known, and how it is carried out.
 //!
-//! A handler keeps one order: parse everything, look, decide, make everything that can fail, change,
-//! tell (watchers, listeners, replicas, AOF), reply.
+//! A handler keeps one order: parse everything, read the key, decide, make everything that can fail, change,
+//! notify (watchers, listeners, replicas, AOF), reply.
 
 use std::ffi::CStr;
 

@@ -1,4 +1,4 @@
-//! What the server tells us without being asked.
+//! What we do at events of the server.
 
 use super::api::{Ctx, ServerEvents, unix_time};
 use super::state::State;

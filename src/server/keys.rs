@@ -1,4 +1,4 @@
-//! How a key is looked at. A command that is refused leaves no trace in it.
+//! How a key is read. A command that is refused leaves no trace in it.
 
 use super::api::{Ctx, Key, Kind, Text};
 use super::quirks::Quirk;

@@ -53,7 +53,7 @@ pub fn refuse_old_server(server: Server) -> Result<(), Refused> {
     )))
 }
 
-/// Replicas and AOF hear of locks by these commands: under other names they would not, silently.
+/// Replicas and AOF learn of locks by these commands: under other names they would not, silently.
 pub fn refuse_renamed_commands(ctx: &Ctx) -> Result<(), Refused> {
     match [c"SET", c"PEXPIREAT", c"DEL"]
         .into_iter()

@@ -1,14 +1,14 @@
-//! The shell inside the server: it looks at keys, asks the core what to do, and does it.
+//! The shell inside the server: it reads keys, asks the core what to do, and does it.
 //!
 //! From the top down; each imports only what stands below it:
 //! - [`entry`]: MODULE LOAD and UNLOAD, where all that follows is registered
 //! - [`load`]: what must be right before the first command is served, and after the last
 //! - [`commands`]: one table of the commands, and how each is carried out
-//! - [`events`]: what the server tells us without being asked
+//! - [`events`]: what we do at events of the server
 //! - [`info`]: what INFO shows of us
 //! - [`waiting`]: clients that wait for a lock: blocked, woken, served, unblocked
 //! - [`effects`]: how a decision changes a key
-//! - [`keys`]: how a key is looked at
+//! - [`keys`]: how a key is read
 //! - [`replies`]: how a reply is sent
 //! - [`settings`]: what CONFIG SET can change
 //! - [`state`]: what the module remembers between two callbacks

@@ -31,7 +31,7 @@ pub struct State {
     pub timer: Option<(Timer, MonoUs)>,
     /// The server became a replica, and its loop has not turned since.
     pub demoted: bool,
-    /// Clients that CLIENT UNBLOCK may have let go without a reply: their connections are closed, so
+    /// Clients that CLIENT UNBLOCK may have unblocked without a reply: their connections are closed, so
     /// that they ask again.
     pub without_reply: Vec<ClientId>,
     pub stats: Stats,

@@ -2,8 +2,8 @@
 //!
 //! The life of a blocked client: [`Ctx::block`]; then one of its callbacks, or we ourselves, unblock it, once.
 //! If it is still connected the server calls `reply_callback` in the next turn of its loop, and then, also for
-//! one that is gone, `free_privdata`. A client that goes, and one that the server itself lets go, meets
-//! `disconnect_callback`; CLIENT UNBLOCK meets `timeout_callback`. Both are also called for a client that we
+//! one that is gone, `free_privdata`. For a client that goes, and for one that the server itself unblocks,
+//! `disconnect_callback` is called; for CLIENT UNBLOCK … TIMEOUT, `timeout_callback`. Both are also called for a client that we
 //! unblocked in this turn of the loop.
 
 use std::cell::Cell;
@@ -30,7 +30,7 @@ pub trait BlockedClient: Copy + Debug + 'static {
     /// client that was gone by then.
     fn free_privdata(ctx: &Ctx, message: Self::Message, replied: bool);
 
-    /// The client is gone, or is about to hear from the server itself (CLIENT UNBLOCK … ERROR, a server that
+    /// The client is gone, or is about to have a reply from the server itself (CLIENT UNBLOCK … ERROR, a server that
     /// becomes a replica). Unblocks it, unless it is unblocked already.
     fn disconnect_callback(ctx: &Ctx, client: Blocked<Self>);
 

@@ -56,7 +56,7 @@ impl CallReply<'_> {
             .collect()
     }
 
-    /// Whether these lower-case words occur in what the server said.
+    /// Whether these lower-case words occur in the text.
     fn contains(&self, words: &str) -> bool {
         let text = String::from_utf8_lossy(self.bytes().unwrap_or_default());
         text.to_ascii_lowercase().contains(words)

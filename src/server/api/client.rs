@@ -8,7 +8,7 @@ use super::{Ctx, OK};
 #[derive(Clone, Copy)]
 pub struct ClientId(pub(super) u64);
 
-/// What a connection was when its client was blocked, as far as it tells later whether the server is about
+/// What a connection was when its client was blocked, as far as it shows later whether the server is about
 /// to close it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnectionKind {
@@ -48,7 +48,7 @@ impl Ctx {
     }
 
     /// Whether the connection of this client is marked to be closed: the server sends it nothing more. No
-    /// function of the API tells, but there are two reasons to mark a client that is blocked. Its user was
+    /// function of the API shows it, but there are two reasons to mark a client that is blocked. Its user was
     /// taken away (ACL DELUSER, ACL LOAD): then it has become the default user, which it cannot by itself
     /// while it waits. Or its output buffer is full, which it can be by what is pushed to it: only then
     /// CLIENT LIST is asked, which on Valkey since 8.1 goes through all clients.

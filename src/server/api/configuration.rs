@@ -17,8 +17,8 @@ pub trait Setting {
     const MOST: u64;
     fn get(ctx: &ConfigCtx) -> u64;
     /// Keeps the number and does nothing else: CONFIG SET takes it back if another setting that was given
-    /// with it is refused, on Redis 8 even after a module was told to apply its own. What follows from the
-    /// number is done when the server says that its settings have changed.
+    /// with it is refused, on Redis 8 even after a module was asked to apply its own. What follows from the
+    /// number is done when the server reports that its settings have changed.
     fn set(ctx: &ConfigCtx, number: u64);
 }
 

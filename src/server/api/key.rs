@@ -171,7 +171,7 @@ impl<'c> Key<'c> {
         (at != c_longlong::from(raw::REDISMODULE_NO_EXPIRE)).then_some(UnixMs(at))
     }
 
-    /// Gives the key a value and an end, and tells all who watch, cache or listen to it, replicas and AOF:
+    /// Gives the key a value and an end, and notifies all who watch, cache or listen to it, replicas and AOF:
     /// what SET … PXAT does. In the step of a command, which the server has checked.
     pub fn set(mut self, name: Text, value: &[u8], ends_at: UnixMs) {
         let ctx = self.ctx;

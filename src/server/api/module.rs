@@ -18,7 +18,7 @@ pub trait Module {
     /// Registers all that the module is, or says why not. `args`: those of MODULE LOAD.
     fn load<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<(), Refused>;
 
-    /// What to tell who loads the module twice.
+    /// The reason given to who loads the module twice.
     fn loaded_twice() -> Refused;
 
     /// Called if nobody waits and no timer runs: that the server looks at itself.
@@ -97,7 +97,7 @@ fn status(ctx: &Ctx, result: Option<Result<(), Refused>>) -> c_int {
     }
 }
 
-/// Lets a panic write one line into the server's log. The standard hook may print a backtrace, which
+/// Makes a panic one message in the server's log. The standard hook may print a backtrace, which
 /// frees what another allocator gave where the server loads modules with their own (Valkey 8.1).
 fn log_panics() {
     panic::set_hook(Box::new(|panic| {
@@ -111,7 +111,7 @@ fn log_panics() {
 const VALKEY_HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
 
 impl Ctx {
-    /// Says how we behave as a module.
+    /// Declares how we behave as a module.
     ///
     /// We signal real writes ourselves: the server would signal every key that was opened to be
     /// written. While a replica loads a snapshot beside the old data, nothing of ours is in either.

@@ -1,4 +1,4 @@
-//! What the server tells us without being asked.
+//! Events of the server that we subscribe to.
 
 use std::ffi::c_void;
 
@@ -19,7 +19,7 @@ pub trait ServerEvents {
 }
 
 impl Ctx {
-    /// Lets the server tell us of all these events.
+    /// Subscribes to all these events.
     pub fn subscribe<E: ServerEvents>(&self) -> Result<(), Refused> {
         for (id, callback) in [
             (

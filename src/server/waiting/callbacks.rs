@@ -1,19 +1,19 @@
 //! How a client that waits is unblocked, and what the server's callbacks then do.
 
-use super::super::api::{Blocked, BlockedClient, ClientId, ConnectionKind, Ctx, clocks};
-use super::super::quirks::Quirk;
-use super::super::replies;
-use super::super::state::{State, Waiter};
-use super::super::stats::Cause;
 use super::timer::rearm;
 use crate::lock::Outcome;
 use crate::queue::{Grant, GrantId};
 use crate::reply::{self, Reply};
+use crate::server::api::{Blocked, BlockedClient, ClientId, ConnectionKind, Ctx, clocks};
+use crate::server::quirks::Quirk;
+use crate::server::replies;
+use crate::server::state::{State, Waiter};
+use crate::server::stats::Cause;
 
 /// What a client that waited learns by being unblocked.
 pub struct Message {
     reply: Reply,
-    /// The grant that the reply tells of.
+    /// The grant of which the reply notifies the client.
     grant: Option<GrantId>,
 }
 
@@ -73,7 +73,7 @@ impl BlockedClient for Waiter {
     }
 }
 
-/// A client has gone. Returns whether it waited, so that it must be unblocked now.
+/// A client is gone. Returns whether it waited, so that it must be unblocked now.
 fn leave(ctx: &Ctx, client: Blocked<Waiter>) -> bool {
     let waited = State::with(ctx, |state| {
         let waited = state.queue.leave(client);
@@ -84,8 +84,8 @@ fn leave(ctx: &Ctx, client: Blocked<Waiter>) -> bool {
     waited
 }
 
-/// A client that we had unblocked already is being let go by somebody else: it is gone, or CLIENT UNBLOCK
-/// came between its grant and its reply.
+/// A client that we had unblocked already is being unblocked by the server: it is gone, or CLIENT UNBLOCK came
+/// between its grant and its reply.
 fn close_later(ctx: &Ctx, client: ClientId) {
     let close = State::with(ctx, |state| {
         let close = state.quirks.has(Quirk::ClientUnblockMayLeaveNoReply);

@@ -1,7 +1,7 @@
 //! Clients that wait: how they are blocked, woken, served and unblocked.
 //!
 //! The life of a waiter: [`wait`] blocks it and puts it into the queue. It leaves the queue when it is served,
-//! when its time is up, when its owner gives up, or when the server says that it is gone; whoever takes it out
+//! when its time is up, when its owner gives up, or when the server reports that it is gone; whoever takes it out
 //! unblocks it ([`callbacks`]). A grant is written before its waiter is unblocked, and is confirmed when the
 //! reply is out.
 //!
@@ -186,7 +186,7 @@ pub fn configured(ctx: &Ctx) {
     }
 }
 
-/// The server became a replica, which grants nothing. Most servers have told all who wait themselves by
+/// The server became a replica, which grants nothing. Most servers have unblocked all who wait themselves by
 /// now, and closed their connections; Valkey 9 leaves those to us who are in a cluster or can be redirected.
 /// An unconfirmed grant is forgotten in the next turn of the loop, when the server may be master again.
 pub fn demoted(ctx: &Ctx) {

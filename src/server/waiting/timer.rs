@@ -1,7 +1,7 @@
 //! The one timer of the queue. What happens when it fires: [`work`](super::work).
 
-use super::super::api::{Ctx, Timer, clocks};
-use super::super::state::State;
+use crate::server::api::{Ctx, Timer, clocks};
+use crate::server::state::State;
 use crate::time::MonoUs;
 
 /// What the server's timers, which count in milliseconds, are late by at least: they look once before

@@ -1,15 +1,15 @@
-//! What is done when the timer fires, outside of any command: waits end, contended keys are looked at, grants
-//! are taken back.
+//! What is done when the timer fires, outside of any command: waits end, contended keys are polled, grants are
+//! taken back.
 
-use super::super::api::{Blocked, Ctx, Kind, Refusal, Text, TimerCallback, clocks};
-use super::super::state::{State, Waiter};
-use super::super::stats::Cause;
-use super::super::{effects, faults, keys};
 use super::callbacks::{notify, refuse};
 use super::timer::{QueueTimer, rearm, stop_if_overdue};
 use crate::lock::LockId;
 use crate::queue::{BACK_OFF_MS, Dismissal, Grant, GrantId, Task};
 use crate::reply::Reply;
+use crate::server::api::{Blocked, Ctx, Kind, Refusal, Text, TimerCallback, clocks};
+use crate::server::state::{State, Waiter};
+use crate::server::stats::Cause;
+use crate::server::{effects, faults, keys};
 
 impl TimerCallback for QueueTimer {
     fn fired(ctx: &Ctx) {
@@ -60,7 +60,7 @@ pub fn work(ctx: &Ctx) {
     rearm(ctx);
 }
 
-/// Looks at a contended key, and serves the next in its queue if it is free.
+/// Looks whether a contended key is free, and if so serves the next in its queue.
 fn poll(ctx: &Ctx, lock: &LockId) {
     ctx.select(lock.db);
     let name = ctx.text(&lock.name);
@@ -85,7 +85,7 @@ fn poll(ctx: &Ctx, lock: &LockId) {
 }
 
 /// Writes a grant. If the server refuses, the grant is gone: its waiter is first again, or all who wait for the
-/// key were told to ask the cluster.
+/// key are sent to ask the cluster.
 fn write(ctx: &Ctx, name: Text, grant: Grant<Blocked<Waiter>>) -> Option<Grant<Blocked<Waiter>>> {
     let Err(refusal) = effects::call_grant(ctx, name, grant.lease()) else {
         return Some(grant);
