@@ -22,7 +22,7 @@
 //! 3. **No path lets a caller without the owner's name lengthen or end a lease.**
 //! 4. **A client that has left is never granted; an unconfirmed grant is never given twice.**
 
-#![deny(clippy::undocumented_unsafe_blocks)]
+#![deny(unsafe_code, clippy::undocumented_unsafe_blocks)]
 
 mod lock;
 mod queue;

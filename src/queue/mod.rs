@@ -231,13 +231,10 @@ impl<C: Copy + Ord> Queue<C> {
     }
 
     fn insert(&mut self, ticket: Ticket, waiter: Waiter<C>) {
-        let key = match self.keys.get_mut(&waiter.lock) {
-            Some(key) => key,
-            None => {
-                self.schedule.add(&waiter.lock);
-                self.keys.entry(Rc::clone(&waiter.lock)).or_default()
-            }
-        };
+        let key = self.keys.entry(Rc::clone(&waiter.lock)).or_insert_with(|| {
+            self.schedule.add(&waiter.lock);
+            KeyQueue::default()
+        });
         key.order.insert(ticket);
         key.owners.insert(waiter.owner.clone(), ticket);
         self.deadlines.insert((waiter.deadline, ticket));

@@ -31,6 +31,12 @@ pub struct Unconfirmed {
     pub take_back_at: Option<MonoUs>,
 }
 
+impl Unconfirmed {
+    fn is(&self, grant: &GrantId) -> bool {
+        self.fence == grant.fence && self.owner == grant.owner
+    }
+}
+
 /// All of them; at most one of each owner of a key.
 #[derive(Clone, Debug, Default)]
 pub struct UnconfirmedGrants {
@@ -47,58 +53,53 @@ impl UnconfirmedGrants {
     /// The grant is about to be written. An earlier one to the same owner is confirmed by that.
     pub fn add(&mut self, grant: &GrantId) {
         self.confirm(&grant.lock, grant.owner.borrowed());
-        self.insert(grant, None);
-    }
-
-    fn insert(&mut self, grant: &GrantId, take_back_at: Option<MonoUs>) {
         let of_key = self.grants.entry(Rc::clone(&grant.lock)).or_default();
         of_key.push(Unconfirmed {
             owner: grant.owner.clone(),
             fence: grant.fence,
-            take_back_at,
+            take_back_at: None,
         });
     }
 
     /// The reply of this grant is lost, or the server refused to take it back: it is taken back then, unless
     /// its owner has confirmed it or does so before.
     pub fn take_back_at(&mut self, grant: &GrantId, at: MonoUs) {
-        if self.contains(grant) {
-            self.confirm(&grant.lock, grant.owner.borrowed());
-            self.insert(grant, Some(at));
-            let take_back = (at, Rc::clone(&grant.lock), grant.owner.clone());
-            self.take_backs.insert(take_back);
+        let mut of_key = self.grants.get_mut(&grant.lock).into_iter().flatten();
+        if let Some(unconfirmed) = of_key.find(|of| of.is(grant)) {
+            let entry = |at| (at, Rc::clone(&grant.lock), grant.owner.clone());
+            if let Some(before) = unconfirmed.take_back_at.replace(at) {
+                self.take_backs.remove(&entry(before));
+            }
+            self.take_backs.insert(entry(at));
         }
     }
 
     /// The owner has shown that it knows of its lock: no grant to it will be taken back.
     pub fn confirm(&mut self, lock: &LockId, owner: Owner) {
-        let Some(of_key) = self.grants.get_mut(lock) else {
-            return;
-        };
-        let Some(index) = of_key.iter().position(|of| of.owner.borrowed() == owner) else {
-            return;
-        };
-        let Unconfirmed {
-            owner,
-            take_back_at,
-            ..
-        } = of_key.swap_remove(index);
-        let none_left = of_key.is_empty();
-        if let Some(at) = take_back_at
-            && let Some((lock, _)) = self.grants.get_key_value(lock)
-        {
-            self.take_backs.remove(&(at, Rc::clone(lock), owner));
-        }
-        if none_left {
-            self.grants.remove(lock);
-        }
+        self.remove(lock, |of| of.owner.borrowed() == owner);
     }
 
     /// This grant needs no confirmation any more: its reply is out, or it was taken back, or the key does not
     /// carry it.
     pub fn forget(&mut self, grant: &GrantId) {
-        if self.contains(grant) {
-            self.confirm(&grant.lock, grant.owner.borrowed());
+        self.remove(&grant.lock, |of| of.is(grant));
+    }
+
+    fn remove(&mut self, lock: &LockId, matches: impl FnMut(&Unconfirmed) -> bool) {
+        let Some(of_key) = self.grants.get_mut(lock) else {
+            return;
+        };
+        let Some(index) = of_key.iter().position(matches) else {
+            return;
+        };
+        let removed = of_key.swap_remove(index);
+        let none_left = of_key.is_empty();
+        if let Some(at) = removed.take_back_at {
+            let take_back = (at, Rc::new(lock.clone()), removed.owner);
+            self.take_backs.remove(&take_back);
+        }
+        if none_left {
+            self.grants.remove(lock);
         }
     }
 
@@ -108,14 +109,6 @@ impl UnconfirmedGrants {
         self.take_backs.clear();
     }
 
-    fn contains(&self, grant: &GrantId) -> bool {
-        self.grants.get(&grant.lock).is_some_and(|of_key| {
-            of_key
-                .iter()
-                .any(|of| of.fence == grant.fence && of.owner == grant.owner)
-        })
-    }
-
     /// The grants to take back now, at most so many.
     pub fn due(&mut self, now: MonoUs, at_most: usize) -> Vec<GrantId> {
         let mut due = vec![];
@@ -123,8 +116,8 @@ impl UnconfirmedGrants {
             && self.take_backs.first().is_some_and(|(at, ..)| *at <= now)
             && let Some((_, lock, owner)) = self.take_backs.pop_first()
         {
-            let of_key = self.grants.get_mut(&lock).into_iter().flatten();
-            if let Some(unconfirmed) = of_key.into_iter().find(|of| of.owner == owner) {
+            let mut of_key = self.grants.get_mut(&lock).into_iter().flatten();
+            if let Some(unconfirmed) = of_key.find(|of| of.owner == owner) {
                 unconfirmed.take_back_at = None;
                 let fence = unconfirmed.fence;
                 due.push(GrantId { lock, owner, fence });

@@ -29,8 +29,8 @@ impl Module for Lockkeeper {
         ctx.declare_options(quirks.has(Quirk::AsksForAtomicSlotMigration));
         commands::register(ctx, debug)?;
         ctx.register_info::<LockkeeperSection>()?;
-        ctx.register_setting::<MaxWaiters>()?;
-        ctx.register_setting::<MaxWaitersPerKey>()?;
+        ctx.register_setting::<MaxWaiters>(Self::NAME)?;
+        ctx.register_setting::<MaxWaitersPerKey>(Self::NAME)?;
         ctx.read_settings()?;
         // Last of what can be refused: Redis 7.0 goes on telling a module that was not loaded.
         ctx.subscribe::<Events>()?;

@@ -17,6 +17,7 @@
 //! - [`quirks`]: where servers differ, and what we do about it
 //! - [`api`]: the module API made safe, the only `unsafe`; knows nothing of locks
 
+#[expect(unsafe_code, reason = "all of it is here")]
 mod api;
 mod commands;
 mod effects;

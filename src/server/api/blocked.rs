@@ -97,9 +97,9 @@ impl<B: BlockedClient> Blocked<B> {
     }
 
     fn unblock_raw(self, data: *mut PrivateData<B>) {
-        // SAFETY: the client was blocked and is not unblocked yet: it is in the queue, which hands out each
-        // client once, or it is in the hands of one callback. The data is null or a box of the type that
-        // the callbacks of this client expect, which is bound to `B`.
+        // SAFETY: the client was blocked, and is unblocked once: whoever keeps clients promises that, as
+        // `Blocked` says. The data is null or a box of the type that the callbacks of this client expect,
+        // which is bound to `B`.
         unsafe { api!(RedisModule_UnblockClient)(self.raw, data.cast()) };
     }
 

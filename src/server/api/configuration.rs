@@ -29,8 +29,8 @@ pub struct ConfigCtx(PhantomData<*mut ()>);
 unsafe impl OnMainThread for ConfigCtx {}
 
 impl Ctx {
-    /// Makes a setting known. Only while loading.
-    pub fn register_setting<S: Setting>(&self) -> Result<(), Refused> {
+    /// Makes a setting of this module known. Only while loading.
+    pub fn register_setting<S: Setting>(&self, module: &CStr) -> Result<(), Refused> {
         // SAFETY: the context is live and that of loading, the name is a live C string, and the callbacks
         // ignore the data, which is null.
         let status = unsafe {
@@ -47,8 +47,8 @@ impl Ctx {
                 ptr::null_mut(),
             )
         };
-        let name = S::NAME.to_string_lossy();
-        accepted(status, &format!("the setting lockkeeper.{name}"))
+        let (module, name) = (module.to_string_lossy(), S::NAME.to_string_lossy());
+        accepted(status, &format!("the setting {module}.{name}"))
     }
 
     /// Reads all settings from the configuration. Only while loading, after they were made known.

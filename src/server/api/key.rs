@@ -151,8 +151,8 @@ impl<'c> Key<'c> {
         unsafe { api!(RedisModule_SetLFU)(self.raw, uses) };
     }
 
-    /// Counts as a use, as a native command does that changes the key: else eviction takes those locks
-    /// first that are renewed for longest. Unlike the server, also while it saves a snapshot, when a write
+    /// Counts as a use, as a native command does that changes the key: else eviction takes those keys
+    /// first that have been kept alive for longest. Unlike the server, also while it saves a snapshot, when a write
     /// to the value's header copies a page of memory: a new end of the key does that as well.
     pub fn touch(&self, name: Text) {
         // Cheaper than opening the key once more, which only counted uses need.

@@ -29,6 +29,7 @@ pub trait Module {
 macro_rules! module {
     ($module:ty) => {
         // SAFETY: no other function of the library has this name, and the server calls it as declared.
+        #[allow(unsafe_code)]
         #[unsafe(no_mangle)]
         extern "C" fn RedisModule_OnLoad(
             ctx: *mut redis_module::raw::RedisModuleCtx,
@@ -38,7 +39,8 @@ macro_rules! module {
             $crate::server::api::on_load::<$module>(ctx, argv, argc)
         }
 
-        // SAFETY: as above.
+        // SAFETY: no other function of the library has this name, and the server calls it as declared.
+        #[allow(unsafe_code)]
         #[unsafe(no_mangle)]
         extern "C" fn RedisModule_OnUnload(
             ctx: *mut redis_module::raw::RedisModuleCtx,

@@ -76,7 +76,7 @@ impl Drop for OwnedText<'_> {
     }
 }
 
-/// A word that every grant hands to the server, which otherwise makes and frees a string of it each time.
+/// A word of every SET that is replicated. The server would make and free a string of it each time.
 static PXAT: AtomicPtr<raw::RedisModuleString> = AtomicPtr::new(ptr::null_mut());
 
 pub(super) fn pxat(_: &Ctx) -> Text<'_> {
