@@ -1,8 +1,8 @@
-//! The worst days of a lock manager, and a checker that judges what owners saw of them.
+//! Owners at work while servers fail, and a checker of what the owners observed.
 //!
 //! `make test` runs a short one, and shows that the checker finds faults that are planted;
 //! `make chaos SEED=… MINUTES=…` runs rounds of all. By its seed a run has the same owners doing the
-//! same deeds in the same order; how they interleave is up to the machine.
+//! same operations in the same order; how they interleave is up to the machine.
 
 mod chaos {
     pub mod checker;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use chaos::checker::{Kind, check};
 use chaos::client::Raw;
-use chaos::faulty::{CountsInRedis, GivesTwice, InDoubt, ReleasesWhatItFinds};
+use chaos::faulty::{CountsInRedis, GivesTwice, ReleasesWhatItFinds, Unconfirmed};
 use chaos::history::History;
 use chaos::report::Report;
 use chaos::scenario::{self, Durability};
@@ -30,7 +30,7 @@ use testkit::{Server, Setup, YES, ask, setting};
 const ROUNDS: usize = 20;
 
 #[track_caller]
-fn is_as_it_should_be(name: &str, seed: u64, history: &History) {
+fn assert_no_violation(name: &str, seed: u64, history: &History) {
     let report = Report::of(name, seed, history);
     println!("{report}");
     assert!(report.verdict.violations.is_empty(), "{report}");
@@ -39,7 +39,7 @@ fn is_as_it_should_be(name: &str, seed: u64, history: &History) {
 
 /// In one of a few runs: whether owners meet the fault is up to chance, and to how busy the machine is.
 #[track_caller]
-fn is_found(kinds: &[Kind], name: &str, run: impl Fn(u64) -> History) {
+fn assert_found_in_one_of_five_runs(kinds: &[Kind], name: &str, run: impl Fn(u64) -> History) {
     let found = (1..=5).any(|seed| {
         let report = Report::of(name, seed, &run(seed));
         println!("{report}");
@@ -53,55 +53,55 @@ fn nothing_is_lost_over_kills_and_restarts() {
     let history = scenario::restarts(1, 3, Durability::Always);
     let verdict = check(&history);
     assert!(verdict.lost.is_empty(), "{:?}", verdict.lost);
-    is_as_it_should_be("kill -9, appendfsync always", 1, &history);
+    assert_no_violation("kill -9, appendfsync always", 1, &history);
 }
 
 #[test]
-fn owners_that_do_as_they_should_are_not_accused() {
+fn correct_owners_cause_no_violation() {
     let server = Server::start();
     let history = scenario::quiet(1, 60, &server, Raw::at);
-    is_as_it_should_be("quiet", 1, &history);
+    assert_no_violation("quiet", 1, &history);
 }
 
 #[test]
-fn a_release_without_owner_check_is_found() {
+fn a_release_without_owner_check_is_found_in_one_of_five_runs() {
     let server = Server::start();
-    let client = |place| ReleasesWhatItFinds(Raw::at(place));
-    is_found(&[Kind::TwoOwners], "planted: DEL for a release", |seed| {
+    let client = |endpoint| ReleasesWhatItFinds(Raw::at(endpoint));
+    assert_found_in_one_of_five_runs(&[Kind::TwoOwners], "planted: DEL for a release", |seed| {
         scenario::quiet(seed, 60, &server, client)
     });
 }
 
 #[test]
-fn a_fence_from_a_counter_that_a_failover_loses_is_found() {
+fn a_fence_from_a_counter_that_a_failover_loses_is_found_in_one_of_five_runs() {
     let kinds = [Kind::SameFence, Kind::StorageFooled];
-    is_found(&kinds, "planted: fences by INCR", |seed| {
-        scenario::lossy_promotion(seed, |place| CountsInRedis(Raw::at(place)))
+    assert_found_in_one_of_five_runs(&kinds, "planted: fences by INCR", |seed| {
+        scenario::lossy_promotion(seed, |endpoint| CountsInRedis(Raw::at(endpoint)))
     });
 
     let ours = scenario::lossy_promotion(1, Raw::at);
-    is_as_it_should_be("the same promotion with our fences", 1, &ours);
+    assert_no_violation("the same promotion with our fences", 1, &ours);
 }
 
 #[test]
-fn a_grant_in_doubt_that_is_given_twice_is_found() {
+fn an_unconfirmed_grant_that_is_given_twice_is_found_in_one_of_five_runs() {
     let kinds = [Kind::SameFence, Kind::StorageFooled];
-    is_found(&kinds, "planted: a grant given twice", |seed| {
-        let in_doubt = InDoubt::default();
-        let client = |place| GivesTwice::at(place, in_doubt.clone());
+    assert_found_in_one_of_five_runs(&kinds, "planted: a grant given twice", |seed| {
+        let unconfirmed = Unconfirmed::default();
+        let client = |endpoint| GivesTwice::at(endpoint, unconfirmed.clone());
         scenario::quiet(seed, 60, &Server::start(), client)
     });
 }
 
 #[test]
-fn a_lost_wake_up_is_found() {
-    // The cron, which mends it, comes once a second; till then a newcomer passes those in line.
+fn a_lost_wake_up_is_found_in_one_of_five_runs() {
+    // The cron, which mends it, comes once a second; until then a newcomer passes those in the queue.
     let server = Setup::new()
         .module_arg("enable-debug-command")
         .args(&["--hz", "1", "--dynamic-hz", "no"])
         .start();
     assert_eq!(ask!(server.connect(), "LOCK.DEBUG", "DEAF"), YES);
-    is_found(&[Kind::PassedOver], "planted: no wake-ups", |seed| {
+    assert_found_in_one_of_five_runs(&[Kind::PassedOver], "planted: no wake-ups", |seed| {
         scenario::quiet(seed, 300, &server, Raw::at)
     });
 }

@@ -209,7 +209,7 @@ struct Entry {
 type When = (i64, i64);
 
 /// Where a deadline may be. It is as wide as the server took between two readings of its clock around
-/// the command, and a clock in milliseconds cannot tell less: no tolerance is guessed.
+/// the command, and a clock in milliseconds cannot show less: no tolerance is guessed.
 type Deadline = Option<RangeInclusive<i64>>;
 
 fn after(when: When, ms: i64) -> Deadline {
@@ -295,7 +295,7 @@ impl Model {
 
     fn put(&mut self, key: &'static str, value: Bytes, ends_at: Deadline) -> Deadline {
         let content = Content::Text(value);
-        // The very deadline is filled in when the server has told it.
+        // The very deadline is filled in when the server has replied.
         self.keys.insert(
             key,
             Entry {
@@ -306,13 +306,13 @@ impl Model {
         ends_at
     }
 
-    /// Carries a command out: the reply, the key that changed, and the deadline that it has then. `told`
+    /// Carries a command out: the reply, the key that changed, and the deadline that it has then. `actual`
     /// is the server's reply, from which nothing but the number of a new fence is taken.
     fn apply(
         &mut self,
         op: &Op,
         when: When,
-        told: &Reply,
+        actual: &Reply,
     ) -> (Expected, Option<(&'static str, Deadline)>) {
         use Expected::{Between, Code, Exactly};
         let wrong_type = || (Exactly(Err(WRONGTYPE.into())), None);
@@ -337,7 +337,7 @@ impl Model {
                     }
                     _ => {
                         let fence = self.next_fence(when, ours.map(|(fence, _)| fence));
-                        let Ok(Value::Int(given)) = *told else {
+                        let Ok(Value::Int(given)) = *actual else {
                             return (Between(fence), None);
                         };
                         let deadline = later(self.ends_at(key), new_end);
@@ -509,22 +509,24 @@ impl Model {
 }
 
 /// Whether the server's reply is what the model expects.
-fn is_as_expected(told: &Reply, expected: &Expected, when: When) -> bool {
+fn is_as_expected(actual: &Reply, expected: &Expected, when: When) -> bool {
     match expected {
-        Expected::Exactly(reply) => told == reply,
-        Expected::Between(range) => matches!(told, Ok(Value::Int(fence)) if range.contains(fence)),
-        Expected::Code(code) => told
+        Expected::Exactly(reply) => actual == reply,
+        Expected::Between(range) => {
+            matches!(actual, Ok(Value::Int(fence)) if range.contains(fence))
+        }
+        Expected::Code(code) => actual
             .as_ref()
             .is_err_and(|line| line.split(' ').next() == Some(code)),
         Expected::Info(owner, fence, ends_at) => {
-            let Ok(Value::Array(fields)) = told else {
+            let Ok(Value::Array(fields)) = actual else {
                 return false;
             };
             let [
                 _,
-                told_owner,
+                actual_owner,
                 _,
-                told_fence,
+                actual_fence,
                 _,
                 held,
                 _,
@@ -550,8 +552,8 @@ fn is_as_expected(told: &Reply, expected: &Expected, when: When) -> bool {
                 None => *ttl == Value::Int(-1),
                 Some(end) => within(ttl, end - when.1 / 1000..=end - when.0 / 1000),
             };
-            Ok(told_owner.clone()) == text(owner)
-                && *told_fence == fence.map_or(Value::Nil, Value::Int)
+            Ok(actual_owner.clone()) == text(owner)
+                && *actual_fence == fence.map_or(Value::Nil, Value::Int)
                 && held_is_right
                 && ttl_is_right
                 && (waiters, queue) == (&Value::Int(0), &Value::Array(vec![]))
@@ -568,7 +570,7 @@ fn clock(time: &Value) -> i64 {
 /// How many replies follow each command: its own, GET and PEXPIRETIME of every key, TIME.
 const REPLIES: usize = 2 + 2 * KEYS.len();
 
-/// Runs the commands in one pipeline, and looks at every key and at the clock after each.
+/// Runs the commands in one pipeline, and reads every key and the clock after each.
 fn run(redis: &mut Connection, ops: &[Op]) -> Vec<Value> {
     let mut pipeline = pipe();
     pipeline.ignore_errors().cmd("TIME");
@@ -597,12 +599,16 @@ fn compare(seed: u64, commands: usize) {
         let ops: Vec<Op> = (0..BATCH)
             .map(|_| next_op(&mut random, &values, now))
             .collect();
-        let told = run(&mut redis, &ops);
-        let mut start = clock(&told[0]);
-        for (n, (op, told)) in ops.iter().zip(told[1..].chunks_exact(REPLIES)).enumerate() {
-            let when = (start, clock(&told[REPLIES - 1]));
+        let replies = run(&mut redis, &ops);
+        let mut start = clock(&replies[0]);
+        for (n, (op, replies)) in ops
+            .iter()
+            .zip(replies[1..].chunks_exact(REPLIES))
+            .enumerate()
+        {
+            let when = (start, clock(&replies[REPLIES - 1]));
             start = when.1;
-            let reply = testkit::reply(Ok(told[0].clone()));
+            let reply = testkit::reply(Ok(replies[0].clone()));
             let before = model.keys.clone();
             let (expected, changed) = model.apply(op, when, &reply);
             granted += usize::from(matches!(expected, Expected::Between(_)));
@@ -616,7 +622,7 @@ fn compare(seed: u64, commands: usize) {
             if !is_as_expected(&reply, &expected, when) {
                 wrong("the reply is another");
             }
-            for (key, seen) in KEYS.iter().zip(told[1..].chunks_exact(2)) {
+            for (key, seen) in KEYS.iter().zip(replies[1..].chunks_exact(2)) {
                 let value = testkit::reply(Ok(seen[0].clone()));
                 let due = model.keys.get(key).map(|entry| match &entry.content {
                     Content::Text(value) => text(value),

@@ -1,6 +1,6 @@
-//! Judges a history. Pure: neither clock nor I/O.
+//! Checks a history. Pure: neither clock nor I/O.
 //!
-//! It trusts only what is certain. A lease is valid from when its owner was told of the grant until
+//! It trusts only what is certain. A lease is valid from when its owner was notified of the grant until
 //! a ttl after the last question that was answered yes, or until the release was asked for. What
 //! contradicts that is a violation, or a lock lost if a fault that may lose something lies between.
 
@@ -11,10 +11,10 @@ use super::history::{Answer, Did, Event, Fault, History, Us};
 #[cfg(test)]
 mod tests;
 
-/// A free lock goes to the next in line at once; this is for a machine that is busy.
+/// A free lock goes to the next in the queue at once; this is for a machine that is busy.
 pub const MAX_IDLE: Us = 900_000;
 
-/// So much later than asked for may a wait end.
+/// A wait may end this much later than requested.
 pub const MAX_LATE: Us = 2_000_000;
 
 /// After a fault clients need so long to find the server again.
@@ -25,10 +25,10 @@ pub enum Kind {
     /// Two owners held valid leases at one instant.
     TwoOwners,
     /// A lease ended before its time.
-    Robbed,
+    EndedEarly,
     /// Two owners were given the same fence.
     SameFence,
-    /// An owner holds after one with a newer fence was told.
+    /// An owner holds after one with a newer fence was notified.
     OlderFence,
     /// The storage accepted an older fence, or one of two owners.
     StorageFooled,
@@ -52,7 +52,7 @@ pub struct Finding {
 
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// Grants that somebody was told of.
+    /// Grants that somebody was notified of.
     pub sections: usize,
     /// Those of them that a replica had acknowledged.
     pub safe: usize,
@@ -70,7 +70,7 @@ impl Verdict {
 }
 
 pub fn check(history: &History) -> Verdict {
-    let mut judge = Judge {
+    let mut checker = Checker {
         history,
         verdict: Verdict::default(),
     };
@@ -85,17 +85,17 @@ pub fn check(history: &History) -> Verdict {
             .values()
             .filter_map(|tenure| Hold::of(tenure))
             .collect();
-        judge.verdict.sections += holds.len();
-        judge.verdict.safe += holds.iter().filter(|hold| hold.safe).count();
-        judge.answers(events);
-        judge.losses(&holds);
-        judge.storage(events, &holds);
-        judge.idleness(events, &tenures, &holds);
-        judge.order(events);
-        judge.fences(&mut holds);
-        judge.owners(&mut holds);
+        checker.verdict.sections += holds.len();
+        checker.verdict.safe += holds.iter().filter(|hold| hold.safe).count();
+        checker.answers(events);
+        checker.losses(&holds);
+        checker.storage(events, &holds);
+        checker.idleness(events, &tenures, &holds);
+        checker.order(events);
+        checker.fences(&mut holds);
+        checker.owners(&mut holds);
     }
-    judge.verdict
+    checker.verdict
 }
 
 fn tenures<'e>(events: &[&'e Event]) -> BTreeMap<u64, Vec<&'e Event>> {
@@ -113,13 +113,13 @@ struct Hold {
     key: usize,
     fence: u64,
     safe: bool,
-    told: Us,
-    /// When it was asked for and until when it was then certain, for every yes.
-    yeses: Vec<(Us, Us)>,
-    /// When it was said that it is no more, if that was said.
+    notified: Us,
+    /// When it was asked for and until when it was then certain, for every confirmation.
+    confirmations: Vec<(Us, Us)>,
+    /// When the reply was that it is no more, if there was one.
     denied: Option<Us>,
     /// When its release was first asked for.
-    let_go: Option<Us>,
+    released: Option<Us>,
     /// Valid until then, if nothing goes wrong.
     until: Us,
 }
@@ -131,7 +131,7 @@ impl Hold {
             let answer = event.answer.as_ref();
             match (&event.did, answer) {
                 (
-                    Did::Acquire { .. } | Did::Renew | Did::Look,
+                    Did::Acquire { .. } | Did::Renew | Did::Check,
                     Some((at, Answer::Held { fence, until })),
                 ) => {
                     let hold = hold.get_or_insert_with(|| Hold {
@@ -139,23 +139,23 @@ impl Hold {
                         key: event.key,
                         fence: *fence,
                         safe: matches!(event.did, Did::Acquire { safe: true, .. }),
-                        told: *at,
-                        yeses: vec![],
+                        notified: *at,
+                        confirmations: vec![],
                         denied: None,
-                        let_go: None,
+                        released: None,
                         until: 0,
                     });
-                    hold.yeses.push((event.asked, *until));
+                    hold.confirmations.push((event.asked, *until));
                     hold.until = hold.until.max(*until);
                 }
-                (Did::Renew | Did::Look | Did::Release, answer) => {
+                (Did::Renew | Did::Check | Did::Release, answer) => {
                     let Some(hold) = &mut hold else { continue };
                     if let Some((at, Answer::Not)) = answer {
                         hold.denied.get_or_insert(*at);
                     }
                     if event.did == Did::Release {
                         hold.until = hold.until.min(event.asked);
-                        hold.let_go.get_or_insert(event.asked);
+                        hold.released.get_or_insert(event.asked);
                     }
                 }
                 _ => {}
@@ -171,17 +171,21 @@ impl Hold {
 
     /// The last yes that was asked for before, and when that was.
     fn confirmed_before(&self, at: Us) -> (Us, Us) {
-        let before = self.yeses.iter().rev().find(|(asked, _)| *asked <= at);
-        *before.unwrap_or(&self.yeses[0])
+        let before = self
+            .confirmations
+            .iter()
+            .rev()
+            .find(|(asked, _)| *asked <= at);
+        *before.unwrap_or(&self.confirmations[0])
     }
 }
 
-struct Judge<'h> {
+struct Checker<'h> {
     history: &'h History,
     verdict: Verdict,
 }
 
-impl Judge<'_> {
+impl Checker<'_> {
     fn fault_between(&self, from: Us, to: Us) -> impl Iterator<Item = &Fault> {
         let faults = self.history.faults.iter();
         faults.filter(move |fault| fault.from <= to && fault.to >= from)
@@ -246,26 +250,26 @@ impl Judge<'_> {
             let Some(denied) = hold.denied else { continue };
             // A release whose answer a fault swallowed is asked for again, and all is as it should be.
             let swallowed = |asked| self.fault_between(asked, denied).next().is_some();
-            if hold.let_go.is_some_and(swallowed) {
+            if hold.released.is_some_and(swallowed) {
                 continue;
             }
             // Of the lease as it was before the release was asked for.
             let end = hold.confirmed_before(denied).1;
             if denied < end {
-                self.broken(Kind::Robbed, hold, denied, end - denied, None);
+                self.broken(Kind::EndedEarly, hold, denied, end - denied, None);
             }
         }
     }
 
     fn owners(&mut self, holds: &mut [Hold]) {
-        holds.sort_by_key(|hold| hold.told);
+        holds.sort_by_key(|hold| hold.notified);
         let mut longest: Option<&Hold> = None;
         for hold in &*holds {
             if let Some(before) = longest {
                 let end = before.believed_until();
-                if end > hold.told && hold.believed_until() > hold.told {
-                    let short = end - hold.told;
-                    self.broken(Kind::TwoOwners, before, hold.told, short, Some(hold));
+                if end > hold.notified && hold.believed_until() > hold.notified {
+                    let short = end - hold.notified;
+                    self.broken(Kind::TwoOwners, before, hold.notified, short, Some(hold));
                 }
                 if end >= hold.believed_until() {
                     continue;
@@ -281,15 +285,17 @@ impl Judge<'_> {
         let mut latest: Option<(Us, u64)> = None;
         for pair in holds.windows(2) {
             let [older, newer] = pair else { unreachable!() };
-            // What the server said, not what its owner believed: a lease counts from the question.
-            let ends = older.yeses.iter().map(|(_, until)| *until);
+            // What the server confirmed, not what its owner believed: a lease counts from the question.
+            let ends = older.confirmations.iter().map(|(_, until)| *until);
             let last_yes = ends.max().unwrap_or(0).saturating_sub(self.history.ttl);
             let last_yes = (last_yes, older.tenure);
             latest = latest.max(Some(last_yes));
             if older.fence == newer.fence {
                 let both = vec![older.tenure, newer.tenure];
-                self.violation(Kind::SameFence, newer.key, newer.told, both);
-            } else if let Some((asked, tenure)) = latest.filter(|(asked, _)| *asked > newer.told) {
+                self.violation(Kind::SameFence, newer.key, newer.notified, both);
+            } else if let Some((asked, tenure)) =
+                latest.filter(|(asked, _)| *asked > newer.notified)
+            {
                 let both = vec![tenure, newer.tenure];
                 self.violation(Kind::OlderFence, newer.key, asked, both);
             }
@@ -340,23 +346,23 @@ impl Judge<'_> {
             first_asked.entry(event.tenure).or_insert(event.asked);
         }
         for granted in acquires() {
-            let Some((told, Answer::Held { .. })) = granted.answer else {
+            let Some((notified, Answer::Held { .. })) = granted.answer else {
                 continue;
             };
-            // Who hangs up while it is granted, and asks again, is told of that grant.
+            // Who hangs up while it is granted, and asks again, is notified of that grant.
             let came = first_asked[&granted.tenure];
             let mut earlier = acquires().take_while(|event| event.asked + MAX_IDLE < came);
             let passed = |event: &&&Event| {
                 let waits = matches!(event.did, Did::Acquire { wait: 1.., .. });
-                waits && event.answer.as_ref().is_some_and(|(at, _)| *at > told)
+                waits && event.answer.as_ref().is_some_and(|(at, _)| *at > notified)
             };
             let Some(waiter) = earlier.find(passed) else {
                 continue;
             };
             let since = waiter.asked.saturating_sub(RECOVERY);
-            if self.fault_between(since, told).next().is_none() {
+            if self.fault_between(since, notified).next().is_none() {
                 let both = vec![waiter.tenure, granted.tenure];
-                self.violation(Kind::PassedOver, granted.key, told, both);
+                self.violation(Kind::PassedOver, granted.key, notified, both);
             }
         }
     }
@@ -369,14 +375,17 @@ impl Judge<'_> {
         holds: &[Hold],
     ) {
         let ttl = self.history.ttl;
-        let told: BTreeMap<u64, Us> = holds.iter().map(|hold| (hold.tenure, hold.told)).collect();
+        let notified: BTreeMap<u64, Us> = holds
+            .iter()
+            .map(|hold| (hold.tenure, hold.notified))
+            .collect();
         let faults = self.history.faults.iter().map(|fault| {
             let after = if fault.loses { ttl } else { 0 } + fault.skew + RECOVERY;
             (fault.from, fault.to + after)
         });
         let mut busy: Vec<(Us, Us)> = faults.collect();
         for (tenure, events) in tenures {
-            busy.extend(maybe_held(events, told.get(tenure).copied(), ttl));
+            busy.extend(maybe_held(events, notified.get(tenure).copied(), ttl));
         }
         busy.sort();
         let Some((first, _)) = busy.first() else {
@@ -403,19 +412,19 @@ impl Judge<'_> {
 }
 
 /// When the owner of these events may hold the lock at most.
-fn maybe_held(events: &[&Event], told: Option<Us>, ttl: Us) -> Option<(Us, Us)> {
-    let in_doubt = |event: &&&Event| {
+fn maybe_held(events: &[&Event], notified: Option<Us>, ttl: Us) -> Option<(Us, Us)> {
+    let unconfirmed = |event: &&&Event| {
         let failed = matches!(event.answer, Some((_, Answer::Failed(_))));
         matches!(event.did, Did::Acquire { .. }) && failed
     };
-    let doubted = events.iter().find(in_doubt).map(|event| event.asked);
-    let from = [told, doubted].into_iter().flatten().min()?;
+    let doubted = events.iter().find(unconfirmed).map(|event| event.asked);
+    let from = [notified, doubted].into_iter().flatten().min()?;
     let mut to = from;
     for event in events {
         let at = event.answer.as_ref().map_or(event.asked, |(at, _)| *at);
         match (&event.did, &event.answer) {
             (Did::Release, Some((_, Answer::Released | Answer::Not))) => return Some((from, at)),
-            (Did::Acquire { .. } | Did::Renew | Did::Look, _) => to = to.max(at + ttl),
+            (Did::Acquire { .. } | Did::Renew | Did::Check, _) => to = to.max(at + ttl),
             _ => {}
         }
     }

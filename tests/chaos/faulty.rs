@@ -1,4 +1,4 @@
-//! Clients that do on purpose what a lock manager must not do: the checker has to find them out.
+//! Clients with a planted fault, which the checker must find.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -6,25 +6,25 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::client::{Client, Place, Raw, SILENCE, Said, Wish};
+use super::client::{Client, Endpoint, Outcome, Raw, Request, SILENCE};
 
 /// Releases whatever is there, whoever holds it.
 pub struct ReleasesWhatItFinds(pub Raw);
 
 impl Client for ReleasesWhatItFinds {
-    fn acquire(&mut self, wish: &Wish, patience: Duration) -> Said {
-        self.0.acquire(wish, patience)
+    fn acquire(&mut self, request: &Request, patience: Duration) -> Outcome {
+        self.0.acquire(request, patience)
     }
 
-    fn renew(&mut self, wish: &Wish) -> Said {
-        self.0.renew(wish)
+    fn renew(&mut self, request: &Request) -> Outcome {
+        self.0.renew(request)
     }
 
-    fn release(&mut self, wish: &Wish) -> Said {
-        match self.0.ask(redis::cmd("DEL").arg(&wish.key), SILENCE) {
-            Ok(Value::Int(1)) => Said::Yes,
-            Ok(_) => Said::No,
-            Err(error) => Said::Failed(error.to_string()),
+    fn release(&mut self, request: &Request) -> Outcome {
+        match self.0.ask(redis::cmd("DEL").arg(&request.key), SILENCE) {
+            Ok(Value::Int(1)) => Outcome::Yes,
+            Ok(_) => Outcome::No,
+            Err(error) => Outcome::Failed(error.to_string()),
         }
     }
 }
@@ -33,68 +33,70 @@ impl Client for ReleasesWhatItFinds {
 pub struct CountsInRedis(pub Raw);
 
 impl Client for CountsInRedis {
-    fn acquire(&mut self, wish: &Wish, patience: Duration) -> Said {
-        let said = self.0.acquire(wish, patience);
-        let Said::Fence(_) = said else { return said };
-        let counter = format!("{}:counter", wish.key);
+    fn acquire(&mut self, request: &Request, patience: Duration) -> Outcome {
+        let outcome = self.0.acquire(request, patience);
+        let Outcome::Fence(_) = outcome else {
+            return outcome;
+        };
+        let counter = format!("{}:counter", request.key);
         match self.0.ask(redis::cmd("INCR").arg(counter), SILENCE) {
-            Ok(Value::Int(fence)) => Said::Fence(fence.try_into().unwrap()),
-            other => Said::Failed(format!("no fence: {other:?}")),
+            Ok(Value::Int(fence)) => Outcome::Fence(fence.try_into().unwrap()),
+            other => Outcome::Failed(format!("no fence: {other:?}")),
         }
     }
 
-    fn renew(&mut self, wish: &Wish) -> Said {
-        self.0.renew(wish)
+    fn renew(&mut self, request: &Request) -> Outcome {
+        self.0.renew(request)
     }
 
-    fn release(&mut self, wish: &Wish) -> Said {
-        self.0.release(wish)
+    fn release(&mut self, request: &Request) -> Outcome {
+        self.0.release(request)
     }
 }
 
 /// The grants that somebody asked for once more, by key.
 #[derive(Clone, Default)]
-pub struct InDoubt(Arc<Mutex<HashMap<String, u64>>>);
+pub struct Unconfirmed(Arc<Mutex<HashMap<String, u64>>>);
 
-/// Gives a grant in doubt to the next who asks, though its owner has asked again and was told yes.
+/// Gives an unconfirmed grant to the next who asks, though its owner has asked again and was granted it.
 pub struct GivesTwice {
     raw: Raw,
-    in_doubt: InDoubt,
+    unconfirmed: Unconfirmed,
     asked: u64,
 }
 
 impl GivesTwice {
-    pub fn at(place: Place, in_doubt: InDoubt) -> GivesTwice {
-        let raw = Raw::at(place);
+    pub fn at(endpoint: Endpoint, unconfirmed: Unconfirmed) -> GivesTwice {
+        let raw = Raw::at(endpoint);
         GivesTwice {
             raw,
-            in_doubt,
+            unconfirmed,
             asked: 0,
         }
     }
 }
 
 impl Client for GivesTwice {
-    fn acquire(&mut self, wish: &Wish, patience: Duration) -> Said {
-        if let Some(fence) = self.in_doubt.0.lock().unwrap().remove(&wish.key) {
-            return Said::Fence(fence);
+    fn acquire(&mut self, request: &Request, patience: Duration) -> Outcome {
+        if let Some(fence) = self.unconfirmed.0.lock().unwrap().remove(&request.key) {
+            return Outcome::Fence(fence);
         }
-        let said = self.raw.acquire(wish, patience);
+        let outcome = self.raw.acquire(request, patience);
         self.asked += 1;
-        if let Said::Fence(fence) = said
+        if let Outcome::Fence(fence) = outcome
             && self.asked.is_multiple_of(10)
         {
-            let mut in_doubt = self.in_doubt.0.lock().unwrap();
-            in_doubt.insert(wish.key.clone(), fence);
+            let mut unconfirmed = self.unconfirmed.0.lock().unwrap();
+            unconfirmed.insert(request.key.clone(), fence);
         }
-        said
+        outcome
     }
 
-    fn renew(&mut self, wish: &Wish) -> Said {
-        self.raw.renew(wish)
+    fn renew(&mut self, request: &Request) -> Outcome {
+        self.raw.renew(request)
     }
 
-    fn release(&mut self, wish: &Wish) -> Said {
-        self.raw.release(wish)
+    fn release(&mut self, request: &Request) -> Outcome {
+        self.raw.release(request)
     }
 }

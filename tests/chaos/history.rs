@@ -24,7 +24,7 @@ pub enum Did {
     },
     Renew,
     /// Asked the helper's handle, not the server, whether the lock is held.
-    Look,
+    Check,
     Release,
     /// A write to the storage that the lock guards: the storage's own order, and the fence shown.
     Write {

@@ -79,7 +79,7 @@ impl Nodes {
             false => cluster::move_slot(slot, source, target),
         }
         let target_id = node_id(&mut target.connect());
-        // Before the next move, or an older word of one may count more than a newer of the other.
+        // Before the next move, or an older claim of one may count more than a newer of the other.
         eventually("all know where the slot is", || {
             let has_it = |node: &Server| has(&mut node.connect(), &target_id, slot);
             self.nodes.iter().all(has_it)
@@ -142,7 +142,7 @@ fn is_well(redis: &mut Connection) -> bool {
     info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
 }
 
-/// Whether a node serves the slot, by the word of the one that is asked.
+/// Whether a node serves the slot, as far as the one that is asked knows.
 fn has(redis: &mut Connection, id: &str, slot: i64) -> bool {
     let nodes = known(redis);
     let node = nodes.lines().find(|line| line.starts_with(id)).unwrap();

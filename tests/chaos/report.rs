@@ -37,7 +37,7 @@ impl Report {
             questions: history
                 .events
                 .iter()
-                .filter(|event| event.did != Did::Look)
+                .filter(|event| event.did != Did::Check)
                 .count(),
             failed: history.events.iter().filter(failed).count(),
             faults,

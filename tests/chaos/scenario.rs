@@ -1,11 +1,11 @@
-//! The worst days: real servers, owners at work, and what is done to the servers meanwhile.
+//! The scenarios: real servers, owners at work, and the faults injected meanwhile.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::Lockkeeper;
 
-use super::client::{Client, Place, Raw};
+use super::client::{Client, Endpoint, Raw};
 use super::history::History;
 use super::nodes::Nodes;
 use super::sentinels::Sentinels;
@@ -18,7 +18,7 @@ const NOTHING: Duration = Duration::ZERO;
 /// long.
 const SETTLED: Duration = Duration::from_millis(1200);
 
-/// Runs `raw` clients and `helpers` through `lockkeeper` while `disturb` does its worst.
+/// Runs `raw` clients and `helpers` through `lockkeeper` while `disturb` injects faults.
 pub fn run<C: Client>(
     run: Run,
     raw: Vec<C>,
@@ -51,8 +51,8 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-pub fn raws(number: usize, place: &Place) -> Vec<Raw> {
-    (0..number).map(|_| Raw::at(place.clone())).collect()
+pub fn raws(number: usize, endpoint: &Endpoint) -> Vec<Raw> {
+    (0..number).map(|_| Raw::at(endpoint.clone())).collect()
 }
 
 /// Until so many critical sections more are through, and a server that has just begun is settled.
@@ -79,10 +79,10 @@ pub fn restarts(seed: u64, rounds: usize, durability: Durability) -> History {
     });
     let loses = durability != Durability::Always;
     let lockkeeper = Lockkeeper::open(server.url()).unwrap();
-    let place = Place::at(server.url());
+    let endpoint = Endpoint::at(server.url());
     let shared = Run::new(seed, 3, Duration::from_millis(500));
     let helpers = Some((&lockkeeper, &[false; 3][..]));
-    run(shared, raws(7, &place), helpers, |run| {
+    run(shared, raws(7, &endpoint), helpers, |run| {
         for _ in 0..rounds {
             load(run, 30);
             run.fault("kill -9 and restart", loses, NOTHING, || {
@@ -101,11 +101,11 @@ pub fn failovers(seed: u64, rounds: usize) -> History {
     let (mut master, mut replica) = pair(-500);
     let sentinels = Sentinels::watching(&master);
     let lockkeeper = Lockkeeper::open(sentinels.url()).unwrap();
-    let place = Place::Sentinels(sentinels.hosts.clone());
+    let endpoint = Endpoint::Sentinels(sentinels.hosts.clone());
     // A lease outlasts the failover.
     let shared = Run::new(seed, 8, Duration::from_millis(4000));
     let helpers = Some((&lockkeeper, &[false, false, true, true][..]));
-    run(shared, raws(6, &place), helpers, |run| {
+    run(shared, raws(6, &endpoint), helpers, |run| {
         for _ in 0..rounds {
             load(run, 40);
             // On a machine so busy that a living one seemed dead, this run tells nothing.
@@ -129,9 +129,9 @@ pub fn failovers(seed: u64, rounds: usize) -> History {
 pub fn planned(seed: u64, rounds: usize) -> History {
     let skew = Duration::from_millis(500);
     let (mut master, mut replica) = pair(-500);
-    let place = Place::Either(vec![master.url(), replica.url()]);
+    let endpoint = Endpoint::Either(vec![master.url(), replica.url()]);
     let shared = Run::new(seed, 4, Duration::from_millis(1000));
-    run(shared, raws(8, &place), None, |run| {
+    run(shared, raws(8, &endpoint), None, |run| {
         for _ in 0..rounds {
             load(run, 40);
             run.fault("FAILOVER", false, skew, || {
@@ -147,11 +147,13 @@ pub fn planned(seed: u64, rounds: usize) -> History {
     })
 }
 
-/// A replica is cut off, what the master says meanwhile is lost, and the replica takes over.
-pub fn lossy_promotion<C: Client>(seed: u64, client: impl Fn(Place) -> C) -> History {
+/// A replica is cut off, what the master confirms meanwhile is lost, and the replica takes over.
+pub fn lossy_promotion<C: Client>(seed: u64, client: impl Fn(Endpoint) -> C) -> History {
     let (mut master, replica) = pair(0);
     let address = std::sync::Arc::new(std::sync::Mutex::new(master.url()));
-    let clients = (0..6).map(|_| client(Place::At(address.clone()))).collect();
+    let clients = (0..6)
+        .map(|_| client(Endpoint::At(address.clone())))
+        .collect();
     let shared = Run::new(seed, 2, Duration::from_millis(500));
     run(shared, clients, None, |run| {
         load(run, 30);
@@ -171,10 +173,10 @@ pub fn quiet<C: Client>(
     seed: u64,
     sections: usize,
     server: &Server,
-    client: impl Fn(Place) -> C,
+    client: impl Fn(Endpoint) -> C,
 ) -> History {
-    let place = Place::at(server.url());
-    let clients = (0..8).map(|_| client(place.clone())).collect();
+    let endpoint = Endpoint::at(server.url());
+    let clients = (0..8).map(|_| client(endpoint.clone())).collect();
     let shared = Run::new(seed, 2, Duration::from_millis(200));
     run(shared, clients, None, |run| load(run, sections))
 }
@@ -189,11 +191,11 @@ pub fn cluster(seed: u64, rounds: usize) -> History {
         .map(|url| url["redis://".len()..].trim_end_matches('/'))
         .collect();
     let lockkeeper = Lockkeeper::open(format!("redis+cluster://{}", hosts.join(","))).unwrap();
-    let place = Place::Cluster(urls.clone());
+    let endpoint = Endpoint::Cluster(urls.clone());
     let shared = Run::new(seed, 5, Duration::from_millis(1500));
     let helpers = Some((&lockkeeper, &[false; 4][..]));
     let mut random = shared.random(500);
-    run(shared, raws(5, &place), helpers, |run| {
+    run(shared, raws(5, &endpoint), helpers, |run| {
         for _ in 0..rounds {
             for _ in 0..2 {
                 load(run, 30);

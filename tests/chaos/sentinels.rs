@@ -59,7 +59,7 @@ impl Sentinels {
             eventually(format!("sentinel {host} is ready for a failover"), || {
                 let about = |what: &str| sentinel(host, what).unwrap_or_default();
                 let (master, replicas) = (about("MASTERS"), about("REPLICAS"));
-                let says = |name: &str, value: &str| {
+                let has = |name: &str, value: &str| {
                     master
                         .iter()
                         .any(|of| of.contains(&(name.into(), value.into())))
@@ -68,15 +68,15 @@ impl Sentinels {
                     replica.contains(&("flags".into(), "slave".into()))
                         && replica.contains(&("master-link-status".into(), "ok".into()))
                 };
-                says("num-other-sentinels", "2")
-                    && says("flags", "master")
+                has("num-other-sentinels", "2")
+                    && has("flags", "master")
                     && replicas.len() == 1
                     && replicas.iter().all(well)
             });
         }
     }
 
-    /// Until each names this server as the master, and sends nobody to another.
+    /// Until each names this server as the master, and points nobody to another.
     pub fn eventually_name(&self, master: &Server) {
         for host in &self.hosts {
             eventually(format!("sentinel {host} names the new master"), || {

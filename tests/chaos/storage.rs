@@ -15,7 +15,7 @@ struct Newest {
 }
 
 impl Storage {
-    /// The place of this write in the storage's own order, and whether it was accepted.
+    /// The position of this write in the storage's own order, and whether it was accepted.
     pub fn write(&self, key: usize, fence: u64) -> (u64, bool) {
         let mut keys = self.newest.lock().unwrap();
         let newest = keys.entry(key).or_default();

@@ -1,4 +1,4 @@
-//! Owners at work: each asks for locks, guards a storage with them, and writes down what it saw.
+//! Owners at work: each asks for locks, guards a storage with them, and records what it observed.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use lockkeeper::{Acquired, Lockkeeper, Released};
 
-use super::client::{Client, SILENCE, Said, Wish};
+use super::client::{Client, Outcome, Request, SILENCE};
 use super::history::{Answer, Did, Event, Fault, History, Us};
 use super::storage::Storage;
 
@@ -117,7 +117,7 @@ impl<'r> Tenure<'r> {
         format!("lock:{}", self.key)
     }
 
-    /// Writes down a question before it is asked; answers its place and when that was.
+    /// Writes down a question before it is asked; returns its index and when that was.
     fn asks(&self, did: Did) -> (usize, Us) {
         let mut events = self.run.events.lock().unwrap();
         let asked = self.run.now();
@@ -131,7 +131,7 @@ impl<'r> Tenure<'r> {
         (events.len() - 1, asked)
     }
 
-    fn hears(&self, question: usize, answer: Answer) {
+    fn answered(&self, question: usize, answer: Answer) {
         let now = self.run.now();
         self.run.events.lock().unwrap()[question].answer = Some((now, answer));
     }
@@ -160,7 +160,7 @@ pub fn raw(run: &Run, number: u64, mut client: impl Client) {
     let mut random = run.random(number);
     while !run.has_stopped() {
         let tenure = Tenure::begin(run, &mut random);
-        let wish = Wish {
+        let request = Request {
             key: tenure.key(),
             owner: format!("raw:{}", tenure.number),
             ttl: run.ttl,
@@ -171,7 +171,7 @@ pub fn raw(run: &Run, number: u64, mut client: impl Client) {
         };
         Raw {
             tenure,
-            wish,
+            request,
             client: &mut client,
             random: &mut random,
         }
@@ -181,7 +181,7 @@ pub fn raw(run: &Run, number: u64, mut client: impl Client) {
 
 struct Raw<'w, 'r, C> {
     tenure: Tenure<'r>,
-    wish: Wish,
+    request: Request,
     client: &'w mut C,
     random: &'w mut Rng,
 }
@@ -223,27 +223,28 @@ impl<C: Client> Raw<'_, '_, C> {
         // Some hang up in the middle of their wait, and ask once more.
         let mut patience = match self.random.u8(..100) < 10 {
             true => Duration::from_millis(self.random.u64(1..30)),
-            false => self.wish.wait + SILENCE,
+            false => self.request.wait + SILENCE,
         };
         for _ in 0..2 {
             let (question, asked) = self.tenure.asks(Did::Acquire {
-                wait: us(self.wish.wait),
+                wait: us(self.request.wait),
                 safe: false,
             });
-            let until = asked + us(self.wish.ttl);
-            match self.client.acquire(&self.wish, patience) {
-                Said::Fence(fence) => {
-                    self.tenure.hears(question, Answer::Held { fence, until });
+            let until = asked + us(self.request.ttl);
+            match self.client.acquire(&self.request, patience) {
+                Outcome::Fence(fence) => {
+                    self.tenure
+                        .answered(question, Answer::Held { fence, until });
                     return Some((fence, until));
                 }
-                Said::No => {
-                    self.tenure.hears(question, Answer::Not);
+                Outcome::No => {
+                    self.tenure.answered(question, Answer::Not);
                     return None;
                 }
-                Said::Failed(error) => self.tenure.hears(question, Answer::Failed(error)),
-                Said::Yes | Said::Silence => return None,
+                Outcome::Failed(error) => self.tenure.answered(question, Answer::Failed(error)),
+                Outcome::Yes | Outcome::Silence => return None,
             }
-            patience = self.wish.wait + SILENCE;
+            patience = self.request.wait + SILENCE;
         }
         self.releases();
         None
@@ -251,28 +252,28 @@ impl<C: Client> Raw<'_, '_, C> {
 
     fn renews(&mut self, fence: u64) -> Option<Us> {
         let (question, asked) = self.tenure.asks(Did::Renew);
-        let until = asked + us(self.wish.ttl);
-        let answer = match self.client.renew(&self.wish) {
-            Said::Yes => Answer::Held { fence, until },
-            Said::Failed(error) => Answer::Failed(error),
-            Said::No => Answer::Not,
-            Said::Fence(_) | Said::Silence => return None,
+        let until = asked + us(self.request.ttl);
+        let answer = match self.client.renew(&self.request) {
+            Outcome::Yes => Answer::Held { fence, until },
+            Outcome::Failed(error) => Answer::Failed(error),
+            Outcome::No => Answer::Not,
+            Outcome::Fence(_) | Outcome::Silence => return None,
         };
         let held = matches!(answer, Answer::Held { .. });
-        self.tenure.hears(question, answer);
+        self.tenure.answered(question, answer);
         held.then_some(until)
     }
 
     /// Until somebody answers, but not for longer than the lease lasts.
     fn releases(&mut self) {
-        let end = Instant::now() + self.wish.ttl;
+        let end = Instant::now() + self.request.ttl;
         loop {
             let (question, _) = self.tenure.asks(Did::Release);
-            match self.client.release(&self.wish) {
-                Said::Yes => return self.tenure.hears(question, Answer::Released),
-                Said::No => return self.tenure.hears(question, Answer::Not),
-                Said::Failed(error) => self.tenure.hears(question, Answer::Failed(error)),
-                Said::Fence(_) | Said::Silence => return,
+            match self.client.release(&self.request) {
+                Outcome::Yes => return self.tenure.answered(question, Answer::Released),
+                Outcome::No => return self.tenure.answered(question, Answer::Not),
+                Outcome::Failed(error) => self.tenure.answered(question, Answer::Failed(error)),
+                Outcome::Fence(_) | Outcome::Silence => return,
             }
             if Instant::now() > end {
                 return;
@@ -305,14 +306,14 @@ fn helped(tenure: Tenure, lockkeeper: &Lockkeeper, random: &mut Rng, safe: bool)
     let acquire = lockkeeper.acquire(tenure.key()).ttl(run.ttl).wait(wait);
     let held = match acquire.min_replicas(safe.into()).blocking() {
         Ok(Acquired::Yes(held)) => held,
-        Ok(Acquired::Busy) => return tenure.hears(question, Answer::Not),
+        Ok(Acquired::Busy) => return tenure.answered(question, Answer::Not),
         Err(error) => {
-            tenure.hears(question, Answer::Failed(error.to_string()));
+            tenure.answered(question, Answer::Failed(error.to_string()));
             return thread::sleep(Duration::from_millis(50));
         }
     };
     let fence = held.fence();
-    let looks = || {
+    let checks = || {
         let now = run.now();
         let remaining = us(held.remaining());
         let until = now + remaining;
@@ -321,17 +322,17 @@ fn helped(tenure: Tenure, lockkeeper: &Lockkeeper, random: &mut Rng, safe: bool)
             _ => Answer::Held { fence, until },
         }
     };
-    tenure.hears(question, looks());
+    tenure.answered(question, checks());
     run.sections.fetch_add(1, Ordering::Relaxed);
     let looks_again = match random.u8(..100) < 10 {
         true => random.u64(5..15),
         false => 1,
     };
     for _ in 0..looks_again {
-        let (question, _) = tenure.asks(Did::Look);
-        let answer = looks();
+        let (question, _) = tenure.asks(Did::Check);
+        let answer = checks();
         let valid = answer != Answer::Not;
-        tenure.hears(question, answer);
+        tenure.answered(question, answer);
         if !valid {
             break;
         }
@@ -342,7 +343,7 @@ fn helped(tenure: Tenure, lockkeeper: &Lockkeeper, random: &mut Rng, safe: bool)
         });
     }
     let (question, _) = tenure.asks(Did::Release);
-    tenure.hears(
+    tenure.answered(
         question,
         match held.blocking_release() {
             Ok(Released::Yes) => Answer::Released,

@@ -174,9 +174,15 @@ fn a_failover_before_the_last_renewal_excuses_nothing() {
 #[test]
 fn a_lease_that_ends_before_its_time_is_found() {
     let denied = ALICE.event(Did::Renew, 500, 501, Answer::Not);
-    assert_eq!(found([ALICE.acquires(0, 1, 10), denied]), [Kind::Robbed]);
+    assert_eq!(
+        found([ALICE.acquires(0, 1, 10), denied]),
+        [Kind::EndedEarly]
+    );
     let denied = ALICE.event(Did::Release, 500, 501, Answer::Not);
-    assert_eq!(found([ALICE.acquires(0, 1, 10), denied]), [Kind::Robbed]);
+    assert_eq!(
+        found([ALICE.acquires(0, 1, 10), denied]),
+        [Kind::EndedEarly]
+    );
     let denied = ALICE.event(Did::Renew, 1000, 1001, Answer::Not);
     assert_eq!(found([ALICE.acquires(0, 1, 10), denied]), [], "it was over");
 }
@@ -190,7 +196,7 @@ fn a_release_that_is_asked_for_again_after_a_fault_may_have_been_heard_before() 
         ALICE.event(Did::Release, 120, 121, Answer::Not),
     ];
     let mut history = history(events);
-    assert!(check(&history).found(Kind::Robbed));
+    assert!(check(&history).found(Kind::EndedEarly));
     history.faults = vec![fault(100, 110, false, 0)];
     assert_eq!(kinds(&check(&history).violations), []);
 }
@@ -233,7 +239,7 @@ fn an_owner_that_does_not_know_yet_of_its_loss_has_no_older_fence() {
     let events = [
         ALICE.acquires(0, 1, 10),
         BOB.acquires(500, 501, 11),
-        ALICE.event(Did::Look, 600, 600, held(0, 10)),
+        ALICE.event(Did::Check, 600, 600, held(0, 10)),
     ];
     let mut history = history(events);
     history.faults = vec![fault(400, 450, true, 0)];
@@ -267,12 +273,12 @@ fn a_storage_that_refuses_an_owner_with_a_valid_lease_is_found() {
 
 #[test]
 fn a_free_lock_that_nobody_is_given_is_found() {
-    let events = |told| {
+    let events = |notified| {
         [
             ALICE.acquires(0, 1, 10),
             ALICE.releases(100, 101),
-            BOB.acquires(50, told, 11),
-            BOB.renews(told, told + 1, 11),
+            BOB.acquires(50, notified, 11),
+            BOB.renews(notified, notified + 1, 11),
         ]
     };
     assert_eq!(found(events(102)), []);
@@ -325,7 +331,7 @@ fn an_answer_that_comes_late_is_found_unless_there_was_a_fault() {
 }
 
 #[test]
-fn a_newcomer_who_passes_one_in_line_is_found() {
+fn a_newcomer_who_passes_one_in_the_queue_is_found() {
     const CAROL: Owner = Owner(3);
     let events = |carol_asks| {
         [
