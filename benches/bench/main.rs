@@ -19,6 +19,7 @@ mod dying;
 mod expiry;
 mod handover;
 mod helper;
+mod lateness;
 mod measure;
 mod memory;
 mod others;
@@ -42,6 +43,7 @@ const QUESTIONS: &[Question] = &[
     ("handover", handover::ask),
     ("contention", contention::ask),
     ("expiry", expiry::ask),
+    ("lateness", lateness::ask),
     ("dying", dying::ask),
     ("quiet", quiet::ask),
     ("others", others::ask),
