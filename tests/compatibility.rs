@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lockkeeper::Acquired;
 use testkit::client::{hold, open};
-use testkit::{PATIENCE, Server};
+use testkit::{PATIENCE, Server, info_fields};
 
 const SESSION_0_1: &str = include_str!("compatibility/0.1.txt");
 const INFO_0_1: &str = include_str!("compatibility/0.1-info.txt");
@@ -93,14 +93,7 @@ fn a_client_of_0_1_gets_what_it_expects() {
 #[test]
 fn no_number_of_info_is_gone() {
     let server = Server::start();
-    let info: String = redis::cmd("INFO")
-        .arg("lockkeeper")
-        .query(&mut server.connect())
-        .unwrap();
-    let shown: BTreeSet<&str> = info
-        .lines()
-        .filter_map(|line| line.split(':').next())
-        .collect();
+    let shown = info_fields(&mut server.connect());
     for field in INFO_0_1.lines() {
         assert!(shown.contains(field), "{field} is gone");
     }

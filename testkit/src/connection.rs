@@ -58,7 +58,7 @@ impl RawConnection {
         let received = &self.received[..];
         let text = || String::from_utf8_lossy(received);
         assert!(seen == lines, "more than {lines} lines: {}", text());
-        // An error line may only be the first: one look, not one per line, while time is running.
+        // An error line may only be the first: checked once, not for each line, while time is running.
         assert!(received[0] != b'-', "the server refused: {}", text());
         received
     }

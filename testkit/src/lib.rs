@@ -11,6 +11,7 @@ pub mod stream;
 pub mod tls;
 pub mod waiting;
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::Write;
@@ -84,6 +85,21 @@ pub fn lock_value(fence: i64, owner: impl AsRef<[u8]>) -> Vec<u8> {
     [format!("{fence:016}:").as_bytes(), owner.as_ref()].concat()
 }
 
+/// The server's clock, in microseconds since 1970.
+pub fn clock_us(redis: &mut Connection) -> i64 {
+    let (seconds, micros): (i64, i64) = redis::cmd("TIME").query(redis).unwrap();
+    seconds * 1_000_000 + micros
+}
+
+/// The names of all fields in `INFO lockkeeper`.
+pub fn info_fields(redis: &mut Connection) -> BTreeSet<String> {
+    let info: String = redis::cmd("INFO").arg("lockkeeper").query(redis).unwrap();
+    info.lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(field, _)| field.to_owned())
+        .collect()
+}
+
 /// One field of `INFO section`, parsed.
 pub fn info<T: std::str::FromStr>(redis: &mut Connection, section: &str, field: &str) -> T {
     let info: String = redis::cmd("INFO").arg(section).query(redis).unwrap();
@@ -106,6 +122,21 @@ pub fn is_at_least(redis: &mut Connection, of_redis: (u32, u32), of_valkey: (u32
     let mut numbers = version.split('.').map(|number| number.parse().unwrap());
     let version = (numbers.next().unwrap(), numbers.next().unwrap());
     version >= if is_valkey { of_valkey } else { of_redis }
+}
+
+/// Notes that the calling test leaves something out here, and why: what this machine or server lacks.
+/// `make test` counts and prints these notes, which are in `target/left-out.txt`.
+pub fn skip(why: &str) {
+    let thread = std::thread::current();
+    let note = format!("{}: {why}\n", thread.name().unwrap_or("a thread"));
+    let mut notes = File::options();
+    // In one write: other tests append at the same time.
+    notes
+        .create(true)
+        .append(true)
+        .open(target().join("left-out.txt"))
+        .and_then(|mut notes| notes.write_all(note.as_bytes()))
+        .unwrap();
 }
 
 /// Waits until `condition` holds; fails the test when it does not within [`PATIENCE`].
@@ -142,7 +173,7 @@ fn release() -> PathBuf {
         .args(["build", "--quiet", "--release", "--target-dir"])
         .arg(target)
         .current_dir(root());
-    // What cargo tells a test about its package would make ring's build script run again.
+    // What cargo passes to a test about its package would make ring's build script run again.
     for (name, _) in std::env::vars() {
         if name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_") {
             build.env_remove(name);
@@ -155,7 +186,7 @@ fn release() -> PathBuf {
     target.join("release")
 }
 
-/// What the environment says of a run: a seed that repeats it, or how long it is to be.
+/// What the environment sets for a run: a seed that repeats it, or how long it is to be.
 #[track_caller]
 pub fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
     match std::env::var(name) {
@@ -172,7 +203,7 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Where cargo builds: this very test is in target/PROFILE/deps, whatever told cargo so.
+/// Where cargo builds: this very test is in target/PROFILE/deps, however cargo came to know.
 pub fn target() -> &'static Path {
     static TARGET: OnceLock<PathBuf> = OnceLock::new();
     TARGET.get_or_init(|| {
@@ -386,7 +417,24 @@ impl Server {
         self.child.as_ref().expect("the server is stopped").id()
     }
 
-    /// Everything the server said since its first start.
+    /// The memory of the process that is in RAM, in bytes.
+    pub fn resident_bytes(&self) -> i64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let field = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = field.and_then(|value| value.trim().strip_suffix(" kB"));
+        1024 * kib.expect("Linux shows it").parse::<i64>().unwrap()
+    }
+
+    /// Sends the process a signal, as `kill -s` names it.
+    #[track_caller]
+    pub fn signal(&self, name: &str) {
+        let kill = Command::new("kill")
+            .args(["-s", name, &self.pid().to_string()])
+            .status();
+        assert!(kill.unwrap().success());
+    }
+
+    /// All that is in the server's log since its first start.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.dir().join("log")).unwrap()).into_owned()
     }
@@ -397,7 +445,7 @@ impl Server {
             .is_some_and(|child| child.try_wait().unwrap().is_none())
     }
 
-    /// As an administrator stops it: SHUTDOWN, which saves what the settings say.
+    /// As an administrator stops it: SHUTDOWN, which saves if the settings want it.
     #[track_caller]
     pub fn stop(&mut self) {
         let _ = redis::cmd("SHUTDOWN").query::<()>(&mut self.connect());
@@ -444,7 +492,7 @@ impl Server {
     /// Starts the process and waits until it answers; else the log of this start.
     fn launch(&mut self) -> Result<(), String> {
         let log = self.dir().join("log");
-        let said_before = fs::metadata(&log).map_or(0, |log| log.len() as usize);
+        let length_before = fs::metadata(&log).map_or(0, |log| log.len() as usize);
         let stdout = File::options()
             .create(true)
             .append(true)
@@ -495,7 +543,7 @@ impl Server {
         while !self.answers() {
             if !self.is_running() || start.elapsed() > PATIENCE {
                 self.kill9();
-                return Err(self.log().split_off(said_before));
+                return Err(self.log().split_off(length_before));
             }
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -199,7 +199,7 @@ async fn connect(client: TcpStream, number: u64, mut faults: watch::Receiver<Fau
                 return;
             }
         }
-        // The client has closed its half, as the server is told when what came before has arrived.
+        // The client has closed its half, which the server learns when what came before has arrived.
         let _ = travelling(number, up.clone()).await;
         let _ = to_server.shutdown().await;
         std::future::pending().await
@@ -227,7 +227,7 @@ async fn connect(client: TcpStream, number: u64, mut faults: watch::Receiver<Fau
     }
 }
 
-/// Waits while nothing travels on this connection, and tells what the faults are then.
+/// Waits while nothing travels on this connection, and returns what the faults are then.
 async fn travelling(number: u64, mut faults: watch::Receiver<Faults>) -> Option<Faults> {
     Some(
         faults

@@ -131,7 +131,7 @@ fn read_length(from: &mut impl BufRead, kind: char) -> Option<usize> {
     Some(length.unwrap_or_else(|| panic!("expected {kind} and a length, got {line:?}")))
 }
 
-/// The next line that says something: the master sends empty ones to keep the connection alive.
+/// The next line that is not empty: the master sends empty ones to keep the connection alive.
 fn read_line(from: &mut impl BufRead) -> Option<String> {
     loop {
         let mut line = String::new();

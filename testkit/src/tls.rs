@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::{Server, Setup};
+use crate::{Server, Setup, skip};
 
 /// An authority, and a server's certificate that it signed: `ca.crt`, `server.crt`, `server.key`.
 pub fn certificates(dir: &Path) {
@@ -36,7 +36,8 @@ pub fn certificates(dir: &Path) {
     );
 }
 
-/// A server with the certificates in `dir`, and its port for TLS; none if it was built without.
+/// A server with the certificates in `dir`, and its port for TLS; none, which is noted, if it was built
+/// without.
 #[track_caller]
 pub fn server(dir: &Path) -> Option<(Server, u16)> {
     let file = |name: &str| dir.join(name).display().to_string();
@@ -52,7 +53,10 @@ pub fn server(dir: &Path) -> Option<(Server, u16)> {
         .try_start();
     match started {
         Ok(server) => Some((server, port)),
-        Err(log) if log.contains("Failed finding TLS support") => None,
+        Err(log) if log.contains("Failed finding TLS support") => {
+            skip("the server was built without TLS");
+            None
+        }
         Err(log) => panic!("{log}"),
     }
 }

@@ -1,4 +1,4 @@
-"""Eight processes read a number, add one in memory and write it back, 500 times each.
+"""Eight processes read a number, add one in memory and write it back, 200 times each.
 
     lost_updates.py PORT [lock] [fence] [kill] [stop]
 
@@ -12,7 +12,6 @@ Prints one line: updates=… lost=… killed=… stopped=… refused=…
 """
 
 import os
-import random
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ import uuid
 
 import redis
 
-PROCESSES, CHANGES, VICTIMS = 8, 500, 3
+PROCESSES, CHANGES, VICTIMS = 8, 200, 3
 # Long for what a holder does, short for those who wait for a killed or stopped one.
 TTL_MS = 1000
 
@@ -49,16 +48,10 @@ def lock(command, *args):
     return server.execute_command(f"LOCK.{command}", "lock", *args)
 
 
-def acquire(owner):
-    while (fence := lock("ACQUIRE", owner, TTL_MS)) is None:
-        time.sleep(random.uniform(0, 0.002))
-    return fence
-
-
 def change(worker, done):
     """Changes the number once; True if the storage took it."""
     owner = f"{worker}:{uuid.uuid4()}"
-    granted = acquire(owner) if "lock" in options else None
+    granted = lock("ACQUIRE", owner, TTL_MS, "WAIT", 60_000) if "lock" in options else None
     fence = granted if "fence" in options else ""
     number = read(args=[fence])
     if number is None:

@@ -8,12 +8,6 @@ const MILLISECOND_US: i64 = 1000;
 const SECOND_US: i64 = 1000 * MILLISECOND_US;
 const HOUR_US: i64 = 3600 * SECOND_US;
 
-/// The server's clock in microseconds.
-fn clock(redis: &mut Connection) -> i64 {
-    let (seconds, micros): (i64, i64) = redis::cmd("TIME").query(redis).unwrap();
-    seconds * SECOND_US + micros
-}
-
 fn acquire(redis: &mut Connection, key: &str) -> i64 {
     fence(ask!(redis, "LOCK.ACQUIRE", key, "alice", TTL))
 }
@@ -28,7 +22,7 @@ fn tenure(redis: &mut Connection, key: &str) -> i64 {
 /// Waits until fences come from the clock and no more from the second that loading adds.
 fn wait_for_the_clock_to_lead(redis: &mut Connection) {
     eventually("the clock leads the fences", || {
-        tenure(redis, "other") <= clock(redis)
+        tenure(redis, "other") <= clock_us(redis)
     });
 }
 
@@ -79,9 +73,9 @@ fn the_fence_is_the_clock_and_at_most_a_second_ahead() {
 
     // In microseconds, of a clock that is read in milliseconds.
     let mut between_two_looks = |ahead| {
-        let before = clock(&mut redis);
+        let before = clock_us(&mut redis);
         let fence = tenure(&mut redis, "k");
-        let after = clock(&mut redis);
+        let after = clock_us(&mut redis);
         assert!((before - MILLISECOND_US..=after + ahead).contains(&fence));
     };
 
@@ -127,7 +121,7 @@ fn the_fence_grows_though_the_clock_steps_back() {
 
     server.set_clock_ms(-3_600_000);
     eventually("the clock steps back", || {
-        clock(&mut redis) < before - HOUR_US / 2
+        clock_us(&mut redis) < before - HOUR_US / 2
     });
 
     let first = tenure(&mut redis, "k");
@@ -156,7 +150,7 @@ fn the_time_held_is_never_negative_though_the_clock_steps_back() {
 fn a_forged_fence_lifts_only_its_own_key_and_only_while_it_is_there() {
     let server = Server::start();
     let mut redis = server.connect();
-    let forged = clock(&mut redis) + HOUR_US;
+    let forged = clock_us(&mut redis) + HOUR_US;
     assert_eq!(
         ask!(redis, "SET", "k", lock_value(forged, "mallory"), "PX", TTL),
         OK
@@ -178,7 +172,7 @@ fn a_fence_that_is_replaced_is_exceeded_unless_it_is_more_than_a_day_ahead() {
     let server = Server::start();
     let mut redis = server.connect();
     for (ahead, exceeded) in [(23 * HOUR_US, true), (25 * HOUR_US, false)] {
-        let forged = clock(&mut redis) + ahead;
+        let forged = clock_us(&mut redis) + ahead;
         let value = lock_value(forged, "mallory");
         assert_eq!(ask!(redis, "SET", "k", value, "PX", TTL), OK);
         let mut bob = server.connect();
@@ -264,7 +258,7 @@ fn the_fence_grows_after_a_move_to_a_clock_that_is_behind_by_less_than_the_time_
     migrate(&mut source, &servers[1], "k");
     assert_eq!(ask!(target, "LOCK.RELEASE", "k", "alice"), YES);
     eventually("more than the difference has passed", || {
-        clock(&mut source) > before + 250 * MILLISECOND_US
+        clock_us(&mut source) > before + 250 * MILLISECOND_US
     });
 
     let after = acquire(&mut target, "k");

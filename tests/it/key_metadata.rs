@@ -80,7 +80,7 @@ fn refused(owner: &str) -> impl Fn(&mut Connection) {
     }
 }
 
-fn look(redis: &mut Connection) {
+fn lock_info(redis: &mut Connection) {
     ask!(redis, "LOCK.INFO", "k").unwrap();
 }
 
@@ -95,7 +95,7 @@ fn looking_changes_no_encoding() {
     let mut redis = server.connect();
     if unpacks_what_it_looks_at(&mut redis) {
         acquire("alice")(&mut redis);
-        look(&mut redis);
+        lock_info(&mut redis);
         assert_eq!(encoding(&mut redis), text("raw"));
         return;
     }
@@ -103,7 +103,7 @@ fn looking_changes_no_encoding() {
         set(&value)(&mut redis);
         let before = encoding(&mut redis);
 
-        look(&mut redis);
+        lock_info(&mut redis);
 
         assert_eq!(encoding(&mut redis), before, "{value}");
         assert_eq!(waiting::owner(&mut redis, "k"), Some(value));
@@ -112,7 +112,7 @@ fn looking_changes_no_encoding() {
         acquire(owner)(&mut redis);
         let before = encoding(&mut redis);
 
-        look(&mut redis);
+        lock_info(&mut redis);
 
         assert_eq!(encoding(&mut redis), before, "{owner}");
     }
@@ -123,11 +123,11 @@ fn looking_resets_no_idle_time() {
     let server = Server::start();
     let mut redis = server.connect();
     for value in ["123456789", "a token", &"x".repeat(100)] {
-        let [before, after] = idle_before_and_after(&mut redis, set(value), look);
+        let [before, after] = idle_before_and_after(&mut redis, set(value), lock_info);
         assert!(is_kept(before, after), "{value}: {after} after {before}");
     }
     for owner in OWNERS {
-        let [before, after] = idle_before_and_after(&mut redis, acquire(owner), look);
+        let [before, after] = idle_before_and_after(&mut redis, acquire(owner), lock_info);
         assert!(is_kept(before, after), "{owner}: {after} after {before}");
     }
 }
@@ -140,7 +140,7 @@ fn looking_counts_as_no_use() {
         set(&value)(&mut redis);
         let before = uses(&mut redis);
 
-        look(&mut redis);
+        lock_info(&mut redis);
 
         assert_eq!(uses(&mut redis), before, "{value}");
         ask!(redis, "GET", "k").unwrap();
@@ -158,7 +158,7 @@ fn looking_on_a_replica_leaves_no_trace() {
     let mut redis = replica.connect();
     let before = encoding(&mut redis);
 
-    let [idle_before, idle] = idle_before_and_after(&mut redis, |_| (), look);
+    let [idle_before, idle] = idle_before_and_after(&mut redis, |_| (), lock_info);
 
     assert!(is_kept(idle_before, idle), "{idle} after {idle_before}");
     if !unpacks_what_it_looks_at(&mut redis) {

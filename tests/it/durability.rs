@@ -1,5 +1,5 @@
 //! What comes back after a restart is the lease as it was, owner, fence and absolute deadline, or
-//! nothing; and no fence is older than one that was told before.
+//! nothing; and no fence is older than one that was granted before.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{Connection, Pipeline, RedisError};
-use testkit::waiting::{LONG, hold, join, owner, waiters};
+use testkit::waiting::{LONG, gauge, hold, join, owner};
 use testkit::*;
 
 const CLIENTS: usize = 8;
@@ -20,9 +20,9 @@ type State = (Option<Vec<u8>>, i64);
 const FREE: State = (None, -2);
 
 fn state(redis: &mut Connection, key: &str) -> State {
-    let mut look = redis::pipe();
-    look.atomic().get(key).cmd("PEXPIRETIME").arg(key);
-    look.query(redis).unwrap()
+    let mut query = redis::pipe();
+    query.atomic().get(key).cmd("PEXPIRETIME").arg(key);
+    query.query(redis).unwrap()
 }
 
 fn now_ms() -> i64 {
@@ -30,9 +30,9 @@ fn now_ms() -> i64 {
     now.as_millis().try_into().unwrap()
 }
 
-/// What the only client of a key was told of it, and what it asked for last without being told.
+/// What the only client of a key got replies about, and what it asked for last without a reply.
 #[derive(Default)]
-struct Told {
+struct Confirmed {
     states: Vec<State>,
     newest_fence: i64,
     in_flight: Option<InFlight>,
@@ -45,7 +45,7 @@ struct InFlight {
 }
 
 struct Load {
-    told: Vec<Mutex<Told>>,
+    confirmed: Vec<Mutex<Confirmed>>,
     answers: AtomicUsize,
     stop: AtomicBool,
 }
@@ -53,7 +53,7 @@ struct Load {
 impl Load {
     fn new() -> Load {
         Load {
-            told: (0..CLIENTS).map(|_| Mutex::default()).collect(),
+            confirmed: (0..CLIENTS).map(|_| Mutex::default()).collect(),
             answers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         }
@@ -73,8 +73,8 @@ impl Load {
                 if self.stop.load(Ordering::Relaxed) {
                     return Ok(());
                 }
-                let mut told = self.told[number].lock().unwrap();
-                told.in_flight = Some(InFlight {
+                let mut confirmed = self.confirmed[number].lock().unwrap();
+                confirmed.in_flight = Some(InFlight {
                     owner: owner.clone(),
                     asked_ms: now_ms(),
                     releases: ttl.is_none(),
@@ -84,11 +84,11 @@ impl Load {
                 ask.get(&key).cmd("PEXPIRETIME").arg(&key);
                 let (answer, value, end): (i64, Option<Vec<u8>>, i64) = ask.query(&mut redis)?;
                 if command == "LOCK.ACQUIRE" {
-                    assert!(answer > told.newest_fence);
-                    told.newest_fence = answer;
+                    assert!(answer > confirmed.newest_fence);
+                    confirmed.newest_fence = answer;
                 }
-                told.states.push((value, end));
-                told.in_flight = None;
+                confirmed.states.push((value, end));
+                confirmed.in_flight = None;
                 self.answers.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -101,7 +101,7 @@ fn key(number: usize) -> String {
 }
 
 /// Runs the load, kills the server in the midst of it after `disturb`, starts it again, and judges
-/// what came back. With `all`, nothing that was told may be missing.
+/// what came back. With `all`, nothing that was confirmed may be missing.
 fn kill_under_load(settings: &[&str], all: bool, disturb: impl Fn(&mut Connection)) {
     let mut server = Server::with(settings);
     let mut newest_fence = 0;
@@ -131,10 +131,10 @@ fn kill_under_load(settings: &[&str], all: bool, disturb: impl Fn(&mut Connectio
 
         let mut redis = server.connect();
         for number in 0..CLIENTS {
-            let told = load.told[number].lock().unwrap();
+            let confirmed = load.confirmed[number].lock().unwrap();
             let back = state(&mut redis, &key(number));
-            judge(&told, &back, all, killed_ms);
-            newest_fence = newest_fence.max(told.newest_fence);
+            judge(&confirmed, &back, all, killed_ms);
+            newest_fence = newest_fence.max(confirmed.newest_fence);
         }
         assert_eq!(ask!(redis, "FLUSHALL"), OK);
         let next = fence(ask!(redis, "LOCK.ACQUIRE", "k0", "next", TTL));
@@ -144,23 +144,26 @@ fn kill_under_load(settings: &[&str], all: bool, disturb: impl Fn(&mut Connectio
 }
 
 #[track_caller]
-fn judge(told: &Told, back: &State, all: bool, killed_ms: i64) {
-    let as_told = match all {
-        true => told.states.last().unwrap_or(&FREE) == back,
-        false => *back == FREE || told.states.contains(back),
+fn judge(confirmed: &Confirmed, back: &State, all: bool, killed_ms: i64) {
+    let as_confirmed = match all {
+        true => confirmed.states.last().unwrap_or(&FREE) == back,
+        false => *back == FREE || confirmed.states.contains(back),
     };
-    if as_told {
+    if as_confirmed {
         return;
     }
     // Else it is the effect of what was asked for last.
-    let in_flight = told.in_flight.as_ref().expect("it was told otherwise");
+    let in_flight = confirmed
+        .in_flight
+        .as_ref()
+        .expect("something else was confirmed");
     let (Some(value), end) = back else {
         assert!(in_flight.releases, "a lock has gone");
         return;
     };
     assert!(value.ends_with(in_flight.owner.as_bytes()), "{back:?}");
     let fence: i64 = std::str::from_utf8(&value[..16]).unwrap().parse().unwrap();
-    assert!(fence >= told.newest_fence, "an older fence: {back:?}");
+    assert!(fence >= confirmed.newest_fence, "an older fence: {back:?}");
     let ttls = in_flight.asked_ms + TTL..=killed_ms + TTL + 1000;
     assert!(ttls.contains(end), "a fresh ttl: {back:?}");
 }
@@ -230,19 +233,19 @@ fn a_lease_that_ends_while_the_server_is_down_does_not_come_back() {
 }
 
 #[test]
-fn who_waited_at_a_server_that_was_killed_is_told_at_once_and_stands_in_no_line_after() {
+fn who_waited_at_a_server_that_was_killed_is_disconnected_at_once_and_in_no_queue_after() {
     let mut server = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     hold(&mut server.connect(), "k");
-    let mut line = ["a", "b"].map(|owner| join(&server, "k", owner));
+    let mut waiters = ["a", "b"].map(|owner| join(&server, "k", owner));
 
     server.kill9();
 
-    for waiter in &mut line {
+    for waiter in &mut waiters {
         assert!(waiter.is_closed());
     }
     server.start_again();
     let mut redis = server.connect();
-    assert_eq!(waiters(&mut redis, "k"), 0);
+    assert_eq!(gauge(&mut redis, "waiters"), 0);
     assert_eq!(owner(&mut redis, "k").as_deref(), Some("holder"));
     let mut again = join(&server, "k", "a");
     assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
@@ -284,17 +287,17 @@ fn a_reload_and_a_rewrite_leave_every_lease_as_it_was() {
     let server = Server::with(&["--appendonly", "yes"]);
     let mut redis = server.connect();
     let locks = various_locks(&mut redis);
-    for deed in [
+    for operation in [
         &["DEBUG", "RELOAD"][..],
         &["BGREWRITEAOF"],
         &["DEBUG", "LOADAOF"],
     ] {
-        ask!(redis, deed).unwrap();
+        ask!(redis, operation).unwrap();
         eventually("the file is rewritten", || {
             info::<i64>(&mut redis, "persistence", "aof_rewrite_in_progress") == 0
                 && info::<i64>(&mut redis, "persistence", "aof_rewrite_scheduled") == 0
         });
-        assert_the_same(&mut redis, &locks, &format!("after {deed:?}"));
+        assert_the_same(&mut redis, &locks, &format!("after {operation:?}"));
     }
     assert_eq!(ask!(redis, "LOCK.RENEW", "held", "alice", TTL), YES);
     assert_eq!(ask!(redis, "LOCK.ACQUIRE", "held", "bob", TTL), NULL);

@@ -1,20 +1,18 @@
 //! What README and docs/ show is what happens: every session, program and statement in them is run,
 //! every name in them exists, every link leads somewhere.
 
-mod docs {
-    pub mod page;
-    pub mod run;
-    pub mod storages;
-}
+mod page;
+mod run;
+mod storages;
 
 use std::collections::BTreeSet;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use docs::page::Page;
-use docs::run::{self, Tally};
-use testkit::{Server, Setup, ask, error, module};
+use page::Page;
+use run::Tally;
+use testkit::{Server, Setup, ask, error, info_fields, module, skip};
 
 #[test]
 fn every_block_of_every_page_runs_as_shown() {
@@ -30,7 +28,7 @@ fn every_block_of_every_page_runs_as_shown() {
         .collect();
     println!("{total} blocks were run: {}", languages.join(", "));
     for skipped in &tally.skipped {
-        println!("not run: {skipped}");
+        skip(skipped);
     }
     assert!(tally.failed.is_empty(), "{}", tally.failed.join("\n\n"));
     assert!(total > 20, "the documentation has lost its blocks");
@@ -139,21 +137,15 @@ fn without_layout(code: &str) -> String {
 
 #[test]
 fn the_page_on_operations_names_exactly_the_fields_of_info() {
-    let server = Server::start();
-    let info: String = redis::cmd("INFO")
-        .arg("lockkeeper")
-        .query(&mut server.connect())
-        .unwrap();
-    let shown: BTreeSet<&str> = info
-        .lines()
-        .filter_map(|line| line.strip_prefix("lockkeeper_")?.split(':').next())
-        .collect();
-    assert!(shown.len() > 15, "{info}");
+    let shown = info_fields(&mut Server::start().connect());
+    assert!(shown.len() > 15, "{shown:?}");
     let operations = Page::read("docs/operations.md");
-    let named: BTreeSet<&str> = operations
+    let named: BTreeSet<String> = operations
         .text
         .lines()
-        .filter_map(|line| line.strip_prefix("| `lockkeeper_")?.split('`').next())
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .filter(|name| name.starts_with("lockkeeper_"))
+        .map(str::to_owned)
         .collect();
     assert_eq!(named, shown);
 }
@@ -239,23 +231,25 @@ fn for_every_guarantee_there_is_a_test_of_the_name_it_gives() {
             .split('`')
             .skip(1)
             .step_by(2)
-            .filter_map(|name| name.split_once("::"))
+            .filter_map(|name| name.rsplit_once("::"))
             .collect();
         assert!(!named.is_empty(), "no test for: {question}");
-        for (file, test) in named {
+        for (module, test) in named {
+            let file = format!("{}.rs", module.replace("::", "/"));
             let defined = [
                 "tests",
+                "tests/it",
                 "clients/rust/tests",
                 "clients/rust/tests/it",
                 "cli/tests/it",
             ]
             .iter()
             .any(|folder| {
-                let path = testkit::root().join(folder).join(format!("{file}.rs"));
+                let path = testkit::root().join(folder).join(&file);
                 let source = std::fs::read_to_string(path).unwrap_or_default();
                 source.contains(&format!("fn {test}()"))
             });
-            assert!(defined, "there is no test {file}::{test}");
+            assert!(defined, "there is no test {module}::{test}");
         }
     }
     assert!(promises > 10);

@@ -14,26 +14,20 @@ fn deadline(redis: &mut Connection, key: &str) -> i64 {
     number(ask!(redis, "PEXPIRETIME", key))
 }
 
-/// The server's clock in milliseconds.
-fn now_ms(redis: &mut Connection) -> i64 {
-    let (seconds, micros): (i64, i64) = redis::cmd("TIME").query(redis).unwrap();
-    seconds * 1000 + micros / 1000
-}
-
-/// Every way to change something, and what a replica and the AOF must be told, to the byte.
+/// Every way to change something, and what must be propagated to replicas and AOF, to the byte.
 fn every_effect(redis: &mut Connection) -> Vec<Propagated> {
-    let mut told = Vec::new();
+    let mut propagated = Vec::new();
     for name in [&b"alice"[..], b"\0 \xff\r\n", b"12345"] {
         // A grant.
         let fence = fence(ask!(redis, "LOCK.ACQUIRE", "k", name, SHORT));
         let value = lock_value(fence, name);
-        told.push(command!("SET", "k", &value, "PXAT", deadline(redis, "k")));
+        propagated.push(command!("SET", "k", &value, "PXAT", deadline(redis, "k")));
         // The same again, longer; shorter changes nothing.
         assert_eq!(
             ask!(redis, "LOCK.ACQUIRE", "k", name, LONG),
             Ok(Value::Int(fence))
         );
-        told.push(command!("PEXPIREAT", "k", deadline(redis, "k")));
+        propagated.push(command!("PEXPIREAT", "k", deadline(redis, "k")));
         assert_eq!(
             ask!(redis, "LOCK.ACQUIRE", "k", name, SHORT),
             Ok(Value::Int(fence))
@@ -41,31 +35,31 @@ fn every_effect(redis: &mut Connection) -> Vec<Propagated> {
         // Renewal, down and up.
         for ttl in [SHORT, LONG] {
             assert_eq!(ask!(redis, "LOCK.RENEW", "k", name, ttl), YES);
-            told.push(command!("PEXPIREAT", "k", deadline(redis, "k")));
+            propagated.push(command!("PEXPIREAT", "k", deadline(redis, "k")));
         }
         assert_eq!(ask!(redis, "LOCK.RELEASE", "k", name), YES);
-        told.push(command!("DEL", "k"));
+        propagated.push(command!("DEL", "k"));
     }
-    told
+    propagated
 }
 
 #[test]
-fn a_replica_is_told_absolute_effects_and_nothing_else() {
+fn a_replica_receives_absolute_effects_and_nothing_else() {
     let server = Server::start();
     let mut stream = Stream::of(&server);
 
-    let told = every_effect(&mut server.connect());
+    let propagated = every_effect(&mut server.connect());
 
-    assert_eq!(stream.take(), told);
+    assert_eq!(stream.take(), propagated);
 }
 
 #[test]
 fn the_append_only_file_holds_absolute_effects_and_nothing_else() {
     let server = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]);
 
-    let told = every_effect(&mut server.connect());
+    let propagated = every_effect(&mut server.connect());
 
-    assert_eq!(append_only_file(&server), told);
+    assert_eq!(append_only_file(&server), propagated);
 }
 
 #[test]
@@ -91,16 +85,16 @@ fn an_expired_key_met_on_the_way_is_removed_before_the_grant() {
     let mut redis = server.connect();
     assert_eq!(ask!(redis, "DEBUG", "SET-ACTIVE-EXPIRE", 0), OK);
     fence(ask!(redis, "LOCK.ACQUIRE", "k", "alice", 20));
-    let over = now_ms(&mut redis) + 20;
+    let over = clock_us(&mut redis) + 20_000;
     let mut stream = Stream::of(&server);
     // Not by looking at the key, which would remove it.
-    eventually("the lease is over", || now_ms(&mut redis) > over);
+    eventually("the lease is over", || clock_us(&mut redis) > over);
     assert_eq!(stream.take(), []);
 
     let fence = fence(ask!(redis, "LOCK.ACQUIRE", "k", "bob", SHORT));
 
     // How the core removes an expired key is its own affair: DEL or UNLINK, in a transaction or not.
-    let told = stream.take();
+    let propagated = stream.take();
     let set = command!(
         "SET",
         "k",
@@ -108,17 +102,18 @@ fn an_expired_key_met_on_the_way_is_removed_before_the_grant() {
         "PXAT",
         deadline(&mut redis, "k")
     );
-    let at = told
+    let at = propagated
         .iter()
         .position(|command| *command == set)
         .expect("the grant");
     assert!(
-        told[..at].contains(&command!("DEL", "k")) || told[..at].contains(&command!("UNLINK", "k"))
+        propagated[..at].contains(&command!("DEL", "k"))
+            || propagated[..at].contains(&command!("UNLINK", "k"))
     );
 }
 
 #[test]
-fn a_transaction_and_a_script_tell_the_same_effects() {
+fn a_transaction_and_a_script_propagate_the_same_effects() {
     let server = Server::start();
     let mut redis = server.connect();
     let mut stream = Stream::of(&server);
@@ -134,17 +129,17 @@ fn a_transaction_and_a_script_tell_the_same_effects() {
         .arg("alice")
         .query(&mut redis)
         .unwrap();
-    let told = stream.take();
-    assert_eq!(told.len(), 4, "{told:?}");
+    let propagated = stream.take();
+    assert_eq!(propagated.len(), 4, "{propagated:?}");
     assert_eq!(
-        (&told[0], &told[3]),
+        (&propagated[0], &propagated[3]),
         (&command!("MULTI"), &command!("EXEC"))
     );
     assert_eq!(
-        told[1].0[..4],
+        propagated[1].0[..4],
         command!("SET", "k", lock_value(fence, "alice"), "PXAT").0[..]
     );
-    assert_eq!(told[2], command!("DEL", "k"));
+    assert_eq!(propagated[2], command!("DEL", "k"));
 
     let script = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'bob', ARGV[1])";
     let fence = testkit::fence(ask!(redis, "EVAL", script, 1, "k", SHORT));
@@ -278,22 +273,22 @@ fn a_refusal_leaves_keys_stream_and_offset_as_they_were() {
     // Else the core's own PING moves the offset.
     let (server, mut redis) = server_with_a_holder(&["--repl-ping-replica-period", "3600"]);
     let mut stream = Stream::of(&server);
-    let look = |redis: &mut Connection| {
+    let snapshot = |redis: &mut Connection| {
         let keys =
             ["k", "other"].map(|key| (ask!(redis, "DUMP", key), ask!(redis, "PEXPIRETIME", key)));
         let offset: i64 = info(redis, "replication", "master_repl_offset");
         let changes: i64 = info(redis, "persistence", "rdb_changes_since_last_save");
         (keys, ask!(redis, "DBSIZE"), offset, changes)
     };
-    let before = look(&mut redis);
+    let before = snapshot(&mut redis);
 
     every_refusal(&mut redis);
 
-    assert_eq!(look(&mut redis), before);
+    assert_eq!(snapshot(&mut redis), before);
     assert_eq!(stream.take(), []);
 
     assert_eq!(ask!(redis, "LOCK.RENEW", "k", "alice", LONG), YES);
-    assert_ne!(look(&mut redis), before, "or this test sees nothing");
+    assert_ne!(snapshot(&mut redis), before, "or this test sees nothing");
 }
 
 #[test]
@@ -445,4 +440,29 @@ fn a_refusal_is_no_keyspace_event() {
     let (server, _) = server_with_a_holder(&["--notify-keyspace-events", "KEAn"]);
 
     assert_eq!(events(&server, every_refusal), []);
+}
+
+#[test]
+fn a_replica_refuses_to_write_and_shows_who_holds_a_lock() {
+    let master = Server::start();
+    let replica = Server::replica_of(&master);
+    let (mut on_master, mut on_replica) = (master.connect(), replica.connect());
+    let fence = fence(ask!(on_master, "LOCK.ACQUIRE", "k", "alice", LONG));
+    assert_eq!(ask!(on_master, "WAIT", 1, 30_000), YES);
+
+    for reply in [
+        ask!(on_replica, "LOCK.ACQUIRE", "k", "alice", LONG),
+        ask!(on_replica, "LOCK.RENEW", "k", "alice", LONG),
+        ask!(on_replica, "LOCK.RELEASE", "k", "alice"),
+    ] {
+        assert_eq!(
+            error(reply),
+            "READONLY You can't write against a read only replica."
+        );
+    }
+    let Ok(Value::Array(info)) = ask!(on_replica, "LOCK.INFO", "k") else {
+        panic!("LOCK.INFO of a lock is an array");
+    };
+    assert_eq!(Ok(info[1].clone()), text("alice"));
+    assert_eq!(info[3], Value::Int(fence));
 }

@@ -1,4 +1,4 @@
-//! What the server tells of those who wait: the line in LOCK.INFO, the numbers in `INFO lockkeeper`.
+//! What the server shows: holder and queue in LOCK.INFO, counters and gauges in `INFO lockkeeper`.
 
 use redis::{Connection, from_redis_value};
 use testkit::waiting::*;
@@ -25,7 +25,7 @@ fn lock_info_lists_the_first_hundred_in_order_and_counts_all() {
 }
 
 #[test]
-fn lock_info_tells_how_long_each_has_waited() {
+fn lock_info_shows_how_long_each_has_waited() {
     let server = Server::start();
     let mut redis = server.connect();
     hold(&mut redis, "k");
@@ -35,38 +35,40 @@ fn lock_info_tells_how_long_each_has_waited() {
     });
     let _second = join(&server, "k", "second");
 
-    let places: Vec<(String, String, String, i64)> =
+    let waiters: Vec<(String, String, String, i64)> =
         from_redis_value(lock_info(&mut redis, "k", "queue")).unwrap();
 
-    let [first, second] = &places[..] else {
-        panic!("{places:?}");
+    let [first, second] = &waiters[..] else {
+        panic!("{waiters:?}");
     };
-    for (place, name) in [(first, "first"), (second, "second")] {
+    for (waiter, name) in [(first, "first"), (second, "second")] {
         assert_eq!(
-            [&*place.0, &*place.1, &*place.2],
+            [&*waiter.0, &*waiter.1, &*waiter.2],
             ["owner", name, "waited-ms"]
         );
     }
-    assert!(first.3 >= 100 && first.3 > second.3, "{places:?}");
+    assert!(first.3 >= 100 && first.3 > second.3, "{waiters:?}");
 
-    // In RESP3 a place is a map.
+    // In RESP3 a waiter is a map.
     let Ok(Value::Map(fields)) = ask!(server.connect_resp3(), "LOCK.INFO", "k") else {
         panic!("LOCK.INFO is a map in RESP3");
     };
-    let Value::Array(places) = &fields[5].1 else {
+    let Value::Array(waiters) = &fields[5].1 else {
         panic!("the queue is an array");
     };
-    assert!(matches!(&places[..], [Value::Map(first), Value::Map(_)] if first.len() == 2));
+    assert!(matches!(&waiters[..], [Value::Map(first), Value::Map(_)] if first.len() == 2));
 }
 
 #[test]
-fn lock_info_tells_of_a_line_for_a_lock_that_nobody_holds() {
+fn lock_info_shows_the_queue_of_a_lock_that_nobody_holds() {
     let server = Server::start();
     let mut redis = server.connect();
-    fence(ask!(redis, "LOCK.ACQUIRE", "k", "holder", 300));
+    hold(&mut redis, "k");
     let _waiter = join(&server, "k", "waiter");
-    // So that nobody is served.
-    assert_eq!(ask!(redis, "CLIENT", "PAUSE", 60_000, "WRITE"), OK);
+    // So that nobody is served when the lease ends.
+    pipeline("PEXPIRE k 100; CLIENT PAUSE 60000 WRITE")
+        .exec(&mut redis)
+        .unwrap();
 
     eventually("the lease has ended", || owner(&mut redis, "k").is_none());
 
@@ -142,24 +144,20 @@ fn every_event_counts_in_its_own_number_and_in_no_other() {
     drop(join(&server, "k", "bob"));
     eventually_wait(&mut redis, 0);
     counted(&mut redis, &["waiters_gone"]);
-    assert_eq!(
-        ask!(redis, "CONFIG", "SET", "lockkeeper.max-waiters", 0),
-        OK
-    );
+    set_max_waiters(&mut redis, 0);
     waiter.ask("k", "bob", LONG, LONG);
     assert!(error(waiter.reply()).starts_with("QUEUEFULL "));
     counted(&mut redis, &["queue_full"]);
-    assert_eq!(
-        ask!(redis, "CONFIG", "SET", "lockkeeper.max-waiters", 10),
-        OK
-    );
+    set_max_waiters(&mut redis, 10);
 
-    waiter.ask("k", "bob", 500, LONG);
+    waiter.ask("k", "bob", LONG, LONG);
     eventually_wait(&mut redis, 1);
     assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
     fence(waiter.reply());
     counted(&mut redis, &["grants_by_release", "releases"]);
     waiter.ask("k", "cyd", LONG, LONG);
+    eventually_wait(&mut redis, 1);
+    assert_eq!(ask!(redis, "PEXPIRE", "k", 20), YES);
     fence(waiter.reply());
     counted(&mut redis, &["grants_by_expiry"]);
     waiter.ask("k", "dan", LONG, LONG);
@@ -182,7 +180,7 @@ fn every_event_counts_in_its_own_number_and_in_no_other() {
 }
 
 #[test]
-fn the_gauges_tell_how_many_wait_for_how_many_keys_since_when_and_the_total_how_long_it_took() {
+fn the_gauges_show_how_many_wait_for_how_many_keys_since_when_and_the_total_how_long_it_took() {
     let server = Server::start();
     let mut redis = server.connect();
     let gauges = |redis: &mut Connection| {
@@ -192,7 +190,7 @@ fn the_gauges_tell_how_many_wait_for_how_many_keys_since_when_and_the_total_how_
     assert_eq!(gauge(&mut redis, "wait_time_us_total"), 0);
     hold(&mut redis, "k");
     hold(&mut redis, "other");
-    let mut line =
+    let mut waiters =
         [("k", "a"), ("k", "b"), ("other", "a")].map(|(key, owner)| join(&server, key, owner));
     eventually("one has waited 50 ms", || {
         gauge(&mut redis, "oldest_waiter_ms") >= 50
@@ -200,7 +198,7 @@ fn the_gauges_tell_how_many_wait_for_how_many_keys_since_when_and_the_total_how_
     assert_eq!(gauges(&mut redis)[..2], [3, 2]);
 
     assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
-    fence(line[0].reply());
+    fence(waiters[0].reply());
     let waited_us = gauge(&mut redis, "wait_time_us_total");
     assert!(waited_us >= 50_000, "{waited_us}");
     assert_eq!(gauges(&mut redis)[..2], [2, 2]);
@@ -209,4 +207,23 @@ fn the_gauges_tell_how_many_wait_for_how_many_keys_since_when_and_the_total_how_
     assert_eq!(gauges(&mut redis), [0, 0, 0]);
     // Those who got nothing do not count.
     assert_eq!(gauge(&mut redis, "wait_time_us_total"), waited_us);
+}
+
+#[test]
+fn info_is_a_map_in_resp3() {
+    let server = Server::start();
+    let mut redis = server.connect_resp3();
+    let fence = fence(ask!(redis, "LOCK.ACQUIRE", "k", "alice", LONG));
+
+    let Ok(Value::Map(fields)) = ask!(redis, "LOCK.INFO", "k") else {
+        panic!("LOCK.INFO is a map in RESP3");
+    };
+
+    assert_eq!(fields.len(), 6);
+    assert_eq!(Ok(fields[0].0.clone()), text("owner"));
+    assert_eq!(Ok(fields[0].1.clone()), text("alice"));
+    assert_eq!(fields[1].1, Value::Int(fence));
+    assert_eq!(fields[5].1, Value::Array(vec![]));
+    assert_eq!(ask!(redis, "LOCK.ACQUIRE", "k", "bob", LONG), NULL);
+    assert_eq!(ask!(redis, "LOCK.INFO", "missing"), NULL);
 }

@@ -26,21 +26,21 @@ impl Raw {
         let _ = self.0.write_all(bytes);
     }
 
-    /// Ends the sending side, and reads all that the server says until it hangs up, too.
+    /// Ends the sending side, and reads all that the server sends until it closes the connection, too.
     fn finish(mut self) -> Vec<u8> {
         let _ = self.0.shutdown(Shutdown::Write);
-        let mut said = vec![];
+        let mut received = vec![];
         // A server that hangs up on unread bytes resets the connection.
-        let _ = self.0.read_to_end(&mut said);
-        said
+        let _ = self.0.read_to_end(&mut received);
+        received
     }
 
     #[track_caller]
     fn expect(&mut self, reply: &[u8]) {
-        let mut said = vec![0; reply.len()];
-        self.0.read_exact(&mut said).unwrap();
+        let mut received = vec![0; reply.len()];
+        self.0.read_exact(&mut received).unwrap();
         assert_eq!(
-            said.escape_ascii().to_string(),
+            received.escape_ascii().to_string(),
             reply.escape_ascii().to_string()
         );
     }
@@ -79,7 +79,7 @@ impl Bystanders {
         }
     }
 
-    /// Nothing happened to them, nobody else is left in a line, and the server shuts down in order.
+    /// Nothing happened to them, nobody else is left in a queue, and the server shuts down in order.
     #[track_caller]
     fn assert_unharmed(mut self) {
         assert!(self.server.is_running(), "{}", self.server.log());
@@ -189,11 +189,11 @@ fn counts_and_lengths_that_lie_end_the_connection_and_nothing_else() {
     ] {
         let mut raw = Raw::to(&bystanders.server);
         raw.send(lie);
-        let said = raw.finish();
+        let received = raw.finish();
         assert!(
-            said.starts_with(b"-ERR Protocol error"),
+            received.starts_with(b"-ERR Protocol error"),
             "{}",
-            said.escape_ascii()
+            received.escape_ascii()
         );
     }
     // Lengths that swallow what follows: other names of commands, other arguments.
@@ -211,7 +211,7 @@ fn counts_and_lengths_that_lie_end_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn a_client_that_waits_and_then_sends_garbage_leaves_the_line() {
+fn a_client_that_waits_and_then_sends_garbage_leaves_the_queue() {
     let mut bystanders = Bystanders::new();
     let wait = encoded(&[
         b"LOCK.ACQUIRE",
@@ -221,7 +221,7 @@ fn a_client_that_waits_and_then_sends_garbage_leaves_the_line() {
         b"WAIT",
         b"3600000",
     ]);
-    let mut line = vec![];
+    let mut raws = vec![];
     for garbage in [
         &b"*1\r\n$-7\r\n"[..],
         b"\xff\0\r\n\"",
@@ -229,7 +229,7 @@ fn a_client_that_waits_and_then_sends_garbage_leaves_the_line() {
         &wait[..20],
     ] {
         let mut raw = Raw::to(&bystanders.server);
-        let owner = format!("garbage {}", line.len());
+        let owner = format!("garbage {}", raws.len());
         let owned = [
             b"LOCK.ACQUIRE",
             &b"bystander"[..],
@@ -239,11 +239,11 @@ fn a_client_that_waits_and_then_sends_garbage_leaves_the_line() {
             b"3600000",
         ];
         raw.send(&[&encoded(&owned), garbage].concat());
-        line.push(raw);
-        eventually_wait(&mut bystanders.redis, 1 + line.len() as i64);
+        raws.push(raw);
+        eventually_wait(&mut bystanders.redis, 1 + raws.len() as i64);
     }
     // The garbage is read when the wait is over, or never.
-    drop(line);
+    drop(raws);
     bystanders.assert_unharmed();
 }
 
@@ -276,14 +276,14 @@ fn whatever_is_pipelined_behind_a_wait_comes_after_it() {
     assert_eq!(ask!(bystanders.redis, "LOCK.RELEASE", "k", "holder"), YES);
 
     // A connection that is half closed is closed for Redis: read first.
-    let mut said = String::new();
-    raw.0.read_to_string(&mut said).unwrap();
-    let replies: Vec<&str> = said.split("\r\n").collect();
+    let mut received = String::new();
+    raw.0.read_to_string(&mut received).unwrap();
+    let replies: Vec<&str> = received.split("\r\n").collect();
     assert!(
         replies[0].starts_with(':') && replies[0].len() == 17,
-        "{said}"
+        "{received}"
     );
-    assert_eq!(replies[1..], ["$-1", ":1", "+OK", ""], "{said}");
+    assert_eq!(replies[1..], ["$-1", ":1", "+OK", ""], "{received}");
     bystanders.assert_unharmed();
 }
 
@@ -382,9 +382,9 @@ fn mutilated_commands_harm_nobody() {
         }
         raw.send(b"\r\nQUIT\r\n");
         // Whoever waits is gone when the server sees the end.
-        let said = raw.finish();
+        let received = raw.finish();
         let is_clean = |line: &[u8]| line.iter().all(|byte| (b' '..=b'~').contains(byte));
-        for line in said
+        for line in received
             .split(|byte| *byte == b'\n')
             .filter(|line| line.starts_with(b"-BAD"))
         {

@@ -11,7 +11,7 @@ fn two_hundred_are_served_in_the_order_of_their_arrival() {
     let server = Server::start();
     let mut redis = server.connect();
     hold(&mut redis, "k");
-    let mut line: Vec<Waiter> = (0..200)
+    let mut clients: Vec<Waiter> = (0..200)
         .map(|n| {
             let mut waiter = Waiter::of(&server);
             waiter.ask("k", &format!("{n}"), LONG, LONG);
@@ -22,7 +22,7 @@ fn two_hundred_are_served_in_the_order_of_their_arrival() {
 
     assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
     let mut last = 0;
-    for (n, waiter) in line.iter_mut().enumerate() {
+    for (n, waiter) in clients.iter_mut().enumerate() {
         let fence = fence(waiter.reply());
         assert!(fence > last, "{fence} after {last}");
         last = fence;
@@ -33,13 +33,13 @@ fn two_hundred_are_served_in_the_order_of_their_arrival() {
     }
 
     assert_eq!(ask!(redis, "LOCK.INFO", "k"), NULL);
-    for waiter in &mut line {
+    for waiter in &mut clients {
         waiter.assert_no_more_replies();
     }
 }
 
 #[test]
-fn the_old_holder_cannot_pass_the_line_by_asking_in_the_same_breath() {
+fn the_old_holder_cannot_pass_the_queue_by_asking_in_the_same_pipeline() {
     let server = Server::start();
     let mut redis = server.connect();
     hold(&mut redis, "k");
@@ -60,7 +60,7 @@ fn the_old_holder_cannot_pass_the_line_by_asking_in_the_same_breath() {
 }
 
 #[test]
-fn the_old_holder_who_waits_again_is_last_in_line() {
+fn the_old_holder_who_waits_again_is_last_in_the_queue() {
     let server = Server::start();
     let mut redis = server.connect();
     let mut old = Waiter::of(&server);
@@ -74,7 +74,7 @@ fn the_old_holder_who_waits_again_is_last_in_line() {
 
     assert_eq!(old.reply(), YES);
     fence(first.reply());
-    eventually("the old holder is in line", || {
+    eventually("the old holder is in the queue", || {
         queue(&mut redis, "k") == ["second", "old"]
     });
     assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "first"), YES);
@@ -84,14 +84,14 @@ fn the_old_holder_who_waits_again_is_last_in_line() {
 }
 
 #[test]
-fn a_newcomer_who_finds_the_key_free_does_not_pass_the_line() {
+fn a_newcomer_who_finds_the_key_free_does_not_pass_the_queue() {
     let server = Server::start();
     let mut redis = server.connect();
     hold(&mut redis, "k");
     let mut first = join(&server, "k", "first");
     let _second = join(&server, "k", "second");
 
-    // In one step, so that nobody can have served the line between the DEL and the newcomer.
+    // In one step, so that nobody can have served the queue between the DEL and the newcomer.
     let (_, newcomer): (i64, Option<i64>) = redis::pipe()
         .atomic()
         .cmd("DEL")
@@ -108,7 +108,7 @@ fn a_newcomer_who_finds_the_key_free_does_not_pass_the_line() {
 }
 
 #[test]
-fn who_is_first_in_line_and_asks_again_when_the_key_is_free_is_granted() {
+fn who_is_first_in_the_queue_and_asks_again_when_the_key_is_free_is_granted() {
     let server = Server::start();
     let mut redis = server.connect();
     hold(&mut redis, "k");
@@ -127,7 +127,7 @@ fn who_is_first_in_line_and_asks_again_when_the_key_is_free_is_granted() {
 }
 
 #[test]
-fn one_key_name_in_two_databases_is_two_lines() {
+fn one_key_name_in_two_databases_is_two_queues() {
     let server = Server::start();
     let mut zero = server.connect();
     let mut one = server.connect();
@@ -141,7 +141,7 @@ fn one_key_name_in_two_databases_is_two_lines() {
         redis
     });
     in_one.ask("k", "in one", LONG, LONG);
-    eventually("the second is in line", || {
+    eventually("the second is in the queue", || {
         queue(&mut one, "k") == ["in one"]
     });
     assert_eq!(queue(&mut zero, "k"), ["in zero"]);
@@ -156,7 +156,7 @@ fn one_key_name_in_two_databases_is_two_lines() {
 }
 
 #[test]
-fn an_owner_that_asks_again_takes_over_its_own_place() {
+fn an_owner_that_asks_again_takes_over_its_own_place_in_the_queue() {
     let server = Server::start();
     let mut redis = server.connect();
     hold(&mut redis, "k");
@@ -196,22 +196,17 @@ fn whoever_takes_over_a_place_waits_as_long_as_it_asks_itself() {
 
     // Longer: the earlier deadline passes, as another's that is after it shows.
     let mut earlier = Waiter::of(&server);
-    earlier.ask("k", "hasty", LONG, 100);
+    earlier.ask("k", "hasty", LONG, 1_000);
     eventually_wait(&mut redis, 1);
     let mut later = Waiter::of(&server);
     later.ask("k", "hasty", LONG, LONG);
     assert_eq!(earlier.reply(), NULL);
-    let mut hourglass = Waiter::of(&server);
-    hourglass.ask("k", "hourglass", LONG, 110);
-    assert_eq!(hourglass.reply(), NULL);
+    let mut delay = Waiter::of(&server);
+    delay.ask("k", "delay", LONG, 1_100);
+    assert_eq!(delay.reply(), NULL);
     assert_eq!(queue(&mut redis, "k"), ["hasty"]);
     assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
     fence(later.reply());
-}
-
-fn clock_ms(redis: &mut Connection) -> i64 {
-    let (seconds, micros): (i64, i64) = redis::cmd("TIME").query(redis).unwrap();
-    seconds * 1000 + micros / 1000
 }
 
 #[test]
@@ -225,10 +220,10 @@ fn the_ttl_runs_from_the_grant() {
         gauge(&mut redis, "oldest_waiter_ms") >= 50
     });
 
-    let before = clock_ms(&mut redis);
+    let before = clock_us(&mut redis) / 1000;
     assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
     fence(waiter.reply());
-    let after = clock_ms(&mut redis);
+    let after = clock_us(&mut redis) / 1000;
 
     let granted_at = number(ask!(redis, "PEXPIRETIME", "k")) - 50_000;
     assert!(
@@ -237,7 +232,7 @@ fn the_ttl_runs_from_the_grant() {
     );
 }
 
-/// A held lock, and a client that gets null for every ACQUIRE … WAIT without being in line.
+/// A held lock, and a client that gets null for every ACQUIRE … WAIT without being in the queue.
 #[track_caller]
 fn assert_one_try(redis: &mut Connection, ask: impl FnOnce(&mut Connection) -> Reply) {
     let refused_before = gauge(redis, "refusals_total");
@@ -311,7 +306,7 @@ fn a_subscriber_waits_where_the_server_lets_it_and_tries_once_elsewhere() {
 }
 
 #[test]
-fn joining_and_leaving_the_line_changes_nothing_for_anybody_else() {
+fn joining_and_leaving_the_queue_changes_nothing_for_anybody_else() {
     let server = Server::start();
     let mut redis = server.connect();
     hold(&mut redis, "k");
@@ -359,12 +354,12 @@ fn those_who_wait_wait_on_when_the_key_comes_to_hold_their_own_name_by_foreign_h
     let mut waiter = join(&server, "k", "waiter");
 
     assert_eq!(ask!(redis, "SET", "k", "waiter"), OK);
-    let mut hourglass = Waiter::of(&server);
-    hourglass.ask("k", "hourglass", LONG, 30);
-    assert_eq!(hourglass.reply(), NULL);
+    let mut delay = Waiter::of(&server);
+    delay.ask("k", "delay", LONG, 30);
+    assert_eq!(delay.reply(), NULL);
 
     assert_eq!(queue(&mut redis, "k"), ["waiter"]);
-    // RELEASE gives up both the key, which is free then, and the place.
+    // RELEASE gives up both the key, which is free then, and the place in the queue.
     assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "waiter"), YES);
     assert_eq!(waiter.reply(), NULL);
     assert_eq!(ask!(redis, "LOCK.INFO", "k"), NULL);

@@ -120,14 +120,10 @@ fn contents(redis: &mut Connection) -> BTreeMap<(u64, Vec<u8>), (Reply, Reply)> 
 
 /// The contents of a server once all leases that end soon have ended.
 fn lasting_contents(redis: &mut Connection) -> BTreeMap<(u64, Vec<u8>), (Reply, Reply)> {
-    let now = |redis: &mut Connection| {
-        let (seconds, _): (i64, i64) = redis::cmd("TIME").query(redis).unwrap();
-        seconds * 1000
-    };
     let mut lasting = BTreeMap::new();
     eventually("only lasting leases are left", || {
         lasting = contents(redis);
-        let soon = now(redis) + SHORTEST_LASTING_TTL / 2;
+        let soon = clock_us(redis) / 1000 + SHORTEST_LASTING_TTL / 2;
         lasting.values().all(|(_, end)| {
             let end = number(end.clone());
             end == -1 || end > soon
@@ -182,7 +178,7 @@ fn replica_and_append_only_file_equal_the_master_whatever_happened() {
         eventually_wait(&mut on_master, 0);
         let expected = lasting_contents(&mut on_master);
         compared += expected.len();
-        eventually("the replica has heard all", || {
+        eventually("the replica has all", || {
             ask!(on_master, "WAIT", 1, 1_000) == YES
         });
         assert_eq!(contents(&mut on_replica), expected, "round {round}");
@@ -205,16 +201,19 @@ fn replica_and_append_only_file_equal_the_master_whatever_happened() {
 fn a_master_that_becomes_a_replica_sends_those_who_wait_away_and_grants_nothing() {
     let server = Server::start();
     let mut redis = server.connect();
-    fence(ask!(redis, "LOCK.ACQUIRE", "ends", "holder", 100));
-    hold(&mut redis, "lasts");
-    let mut line = ["ends", "lasts"].map(|key| join(&server, key, "waiter"));
+    for key in ["ends", "lasts"] {
+        hold(&mut redis, key);
+    }
+    let mut waiters = ["ends", "lasts"].map(|key| join(&server, key, "waiter"));
 
-    // Of nobody: what counts is that it is no master any more.
-    assert_eq!(ask!(redis, "REPLICAOF", "127.0.0.1", 1), OK);
+    // Of nobody: what counts is that it is no master any more, when the lease ends.
+    pipeline("PEXPIRE ends 100; REPLICAOF 127.0.0.1 1")
+        .exec(&mut redis)
+        .unwrap();
 
-    for waiter in &mut line {
-        let told = error(waiter.reply());
-        assert!(told.starts_with("UNBLOCKED "), "{told}");
+    for waiter in &mut waiters {
+        let reply = error(waiter.reply());
+        assert!(reply.starts_with("UNBLOCKED "), "{reply}");
         assert!(waiter.is_closed());
     }
     assert_eq!(gauge(&mut redis, "waiters"), 0);
@@ -240,11 +239,11 @@ fn after_a_failover_the_new_master_serves_those_who_come_to_it() {
     let mut on_master = master.connect();
     let mut on_replica = replica.connect();
     let old = hold(&mut on_master, "k");
-    let mut line = ["a", "b"].map(|owner| join(&master, "k", owner));
+    let mut waiters = ["a", "b"].map(|owner| join(&master, "k", owner));
 
     assert_eq!(ask!(on_master, "FAILOVER"), OK);
 
-    for waiter in &mut line {
+    for waiter in &mut waiters {
         assert!(error(waiter.reply()).starts_with("UNBLOCKED "));
     }
     eventually("the replica is master", || {
@@ -256,17 +255,19 @@ fn after_a_failover_the_new_master_serves_those_who_come_to_it() {
 }
 
 #[test]
-fn a_failover_that_is_given_up_leaves_those_who_wait_in_line() {
+fn a_failover_that_is_given_up_leaves_those_who_wait_in_the_queue() {
     let master = Server::start();
     let mut replica = Server::replica_of(&master);
     let mut on_master = master.connect();
-    fence(ask!(on_master, "LOCK.ACQUIRE", "k", "holder", 500));
+    hold(&mut on_master, "k");
     let mut waiter = join(&master, "k", "waiter");
     // A replica that does not read keeps the failover from coming about.
-    signal(replica.pid(), "STOP");
-    ask!(on_master, "SET", "not", "acknowledged").unwrap();
+    replica.signal("STOP");
 
-    assert_eq!(ask!(on_master, "FAILOVER"), OK);
+    // The PEXPIRE is what it does not acknowledge.
+    pipeline("PEXPIRE k 500; FAILOVER")
+        .exec(&mut on_master)
+        .unwrap();
     eventually("the lease has ended", || {
         number(ask!(on_master, "PTTL", "k")) == -2
     });
@@ -280,33 +281,28 @@ fn a_failover_that_is_given_up_leaves_those_who_wait_in_line() {
     assert_eq!(ask!(on_master, "FAILOVER", "ABORT"), OK);
 
     fence(waiter.reply());
-    signal(replica.pid(), "CONT");
+    replica.signal("CONT");
     assert!(replica.is_running());
-}
-
-fn signal(pid: u32, name: &str) {
-    let kill = std::process::Command::new("kill")
-        .args(["-s", name, &pid.to_string()])
-        .status();
-    assert!(kill.unwrap().success());
 }
 
 #[test]
 fn without_enough_replicas_nobody_is_granted_by_a_timer_either() {
     let server = Server::start();
     let mut redis = server.connect();
-    fence(ask!(redis, "LOCK.ACQUIRE", "k", "holder", 400));
+    hold(&mut redis, "k");
     let mut waiter = join(&server, "k", "waiter");
-    let mut hourglass = Waiter::of(&server);
-    hourglass.ask("k", "hourglass", LONG, 800);
+    let mut delay = Waiter::of(&server);
+    delay.ask("k", "delay", LONG, 2_000);
     eventually_wait(&mut redis, 2);
 
-    assert_eq!(ask!(redis, "CONFIG", "SET", "min-replicas-to-write", 1), OK);
+    pipeline("PEXPIRE k 100; CONFIG SET min-replicas-to-write 1")
+        .exec(&mut redis)
+        .unwrap();
 
     let refused = error(ask!(redis, "LOCK.ACQUIRE", "k", "late", 1000));
     assert!(refused.starts_with("NOREPLICAS "), "{refused}");
     // Well after the end of the lease.
-    assert_eq!(hourglass.reply(), NULL);
+    assert_eq!(delay.reply(), NULL);
     assert_eq!(queue(&mut redis, "k"), ["waiter"]);
     assert_eq!(ask!(redis, "EXISTS", "k"), NO);
 
@@ -318,13 +314,15 @@ fn without_enough_replicas_nobody_is_granted_by_a_timer_either() {
 fn while_writes_are_paused_nobody_is_granted_and_waits_end_on_time() {
     let server = Server::start();
     let mut redis = server.connect();
-    fence(ask!(redis, "LOCK.ACQUIRE", "k", "holder", 300));
+    hold(&mut redis, "k");
     let mut patient = join(&server, "k", "patient");
     let mut hasty = Waiter::of(&server);
-    hasty.ask("k", "hasty", LONG, 500);
+    hasty.ask("k", "hasty", LONG, 2_000);
     eventually_wait(&mut redis, 2);
 
-    assert_eq!(ask!(redis, "CLIENT", "PAUSE", 60_000, "WRITE"), OK);
+    pipeline("PEXPIRE k 100; CLIENT PAUSE 60000 WRITE")
+        .exec(&mut redis)
+        .unwrap();
 
     assert_eq!(hasty.reply(), NULL);
     assert_eq!(queue(&mut redis, "k"), ["patient"]);
@@ -334,7 +332,7 @@ fn while_writes_are_paused_nobody_is_granted_and_waits_end_on_time() {
 }
 
 #[test]
-fn a_grant_in_doubt_during_a_pause_is_settled_after_it() {
+fn an_unconfirmed_grant_during_a_pause_is_taken_back_after_it() {
     let server = Server::start();
     let mut redis = server.connect();
     hold(&mut redis, "k");
@@ -363,13 +361,14 @@ fn those_who_wait_outlast_a_reload_a_rewrite_a_save_and_a_sleep_of_the_server() 
         &["BGSAVE", "SCHEDULE"],
     ] {
         hold(&mut redis, "released");
-        fence(ask!(redis, "LOCK.ACQUIRE", "ends", "holder", 300));
-        let mut line = ["released", "ends"].map(|key| join(&server, key, "waiter"));
+        hold(&mut redis, "ends");
+        let mut waiters = ["released", "ends"].map(|key| join(&server, key, "waiter"));
+        assert_eq!(ask!(redis, "PEXPIRE", "ends", 300), YES);
 
         ask!(redis, disturbance).unwrap();
 
         assert_eq!(ask!(redis, "LOCK.RELEASE", "released", "holder"), YES);
-        for (waiter, key) in line.iter_mut().zip(["released", "ends"]) {
+        for (waiter, key) in waiters.iter_mut().zip(["released", "ends"]) {
             let fence = fence(waiter.reply());
             assert_eq!(ask!(redis, "GET", key), text(lock_value(fence, "waiter")));
         }
@@ -420,16 +419,17 @@ fn with_io_threads_nobody_is_lost() {
     assert!(server.is_running());
 }
 
-/// Valkey has clients that want to be sent to the new master, and lets them wait on: they are told as all
-/// others are, also where a replica may be written to.
+/// Valkey has clients that want to be sent to the new master, and lets them wait on: they get the error of all
+/// others, also where a replica may be written to.
 #[test]
 fn who_can_be_redirected_is_sent_away_by_a_replica_and_granted_nothing() {
     for read_only in ["yes", "no"] {
         let server = Server::with(&["--replica-read-only", read_only]);
         let mut redis = server.connect();
-        fence(ask!(redis, "LOCK.ACQUIRE", "ends", "holder", 200));
-        hold(&mut redis, "lasts");
-        let mut line = ["ends", "lasts"].map(|key| {
+        for key in ["ends", "lasts"] {
+            hold(&mut redis, key);
+        }
+        let mut waiters = ["ends", "lasts"].map(|key| {
             let mut redis = server.connect();
             // Unknown to Redis.
             let _ = ask!(redis, "CLIENT", "CAPA", "REDIRECT");
@@ -439,9 +439,11 @@ fn who_can_be_redirected_is_sent_away_by_a_replica_and_granted_nothing() {
         });
         eventually_wait(&mut redis, 2);
 
-        assert_eq!(ask!(redis, "REPLICAOF", "127.0.0.1", 1), OK);
+        pipeline("PEXPIRE ends 100; REPLICAOF 127.0.0.1 1")
+            .exec(&mut redis)
+            .unwrap();
 
-        for waiter in &mut line {
+        for waiter in &mut waiters {
             assert_eq!(error(waiter.reply()), SENT_AWAY);
         }
         assert_eq!(gauge(&mut redis, "waiters"), 0);
@@ -474,10 +476,10 @@ fn a_grant_that_a_server_made_just_before_it_was_a_replica_for_an_instant_is_not
         .unwrap();
 
     // Redis 7.0 closes its connection without a word, as it does when any client is unblocked twice.
-    let told = error(waiter.reply());
+    let reply = error(waiter.reply());
     assert!(
-        [SENT_AWAY, "unexpected end of file"].contains(&&*told),
-        "{told}"
+        [SENT_AWAY, "unexpected end of file"].contains(&&*reply),
+        "{reply}"
     );
     eventually("the grant is taken back", || {
         ask!(redis, "EXISTS", "k") == NO
@@ -488,7 +490,7 @@ fn a_grant_that_a_server_made_just_before_it_was_a_replica_for_an_instant_is_not
 }
 
 #[test]
-fn a_replica_takes_no_grant_back_and_forgets_that_it_was_in_doubt() {
+fn a_replica_takes_no_grant_back_and_forgets_that_it_was_unconfirmed() {
     let server = Server::with(&["--replica-read-only", "no"]);
     let mut redis = server.connect();
     hold(&mut redis, "k");

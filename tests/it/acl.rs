@@ -1,5 +1,5 @@
-//! Who may do what to which lock, beyond the rules that every command of Redis knows by itself
-//! (tests/citizen.rs): scripts, transactions, selectors, and rights that change during a wait.
+//! Who may do what to which lock: by command, key and category, in scripts and transactions, and with
+//! rights that change during a wait.
 
 use redis::Connection;
 use testkit::waiting::*;
@@ -27,7 +27,7 @@ fn limited_to(server: &Server, user: &str, rules: &[&str]) -> Connection {
 #[track_caller]
 fn assert_no_permission(reply: Reply) {
     let refusal = error(reply);
-    // As a script says it, or the server itself.
+    // Of a script, or of the server itself.
     let is_refusal = [
         "NOPERM ",
         "ERR The user executing the script can't",
@@ -39,7 +39,7 @@ fn assert_no_permission(reply: Reply) {
 }
 
 #[test]
-fn whoever_has_not_said_who_they_are_may_do_nothing() {
+fn whoever_has_not_authenticated_may_do_nothing() {
     let server = Server::start();
     let mut redis = server.connect();
     assert_eq!(ask!(redis, "CONFIG", "SET", "requirepass", "secret"), OK);
@@ -58,7 +58,7 @@ fn whoever_has_not_said_who_they_are_may_do_nothing() {
 }
 
 #[test]
-fn nobody_waits_in_a_line_that_they_may_not_join() {
+fn nobody_waits_in_a_queue_that_they_may_not_join() {
     let server = Server::start();
     let mut redis = server.connect();
     for key in ["locks:k", "other"] {
@@ -95,8 +95,8 @@ fn a_script_may_not_do_more_than_who_runs_it() {
 
     let mut limited = limited_to(&server, "by-command", by_command);
     assert_no_permission(ask!(limited, "EVAL", take, 0, "k"));
-    let look = "return redis.call('LOCK.INFO', KEYS[1])";
-    assert_eq!(ask!(limited, "EVAL", look, 1, "k"), NULL);
+    let script = "return redis.call('LOCK.INFO', KEYS[1])";
+    assert_eq!(ask!(limited, "EVAL", script, 1, "k"), NULL);
 
     // The keys that a script does not declare are looked at, too.
     let mut limited = limited_to(&server, "by-key", by_key);
@@ -145,7 +145,7 @@ fn a_selector_gives_other_rights_on_other_keys() {
 }
 
 #[test]
-fn whoever_may_only_write_a_key_may_do_nothing_that_tells_what_is_in_it() {
+fn whoever_may_only_write_a_key_may_do_nothing_that_shows_what_is_in_it() {
     let server = Server::start();
     let mut limited = limited_to(&server, "limited", &["%W~*", "+@all"]);
     for reply in [
@@ -159,7 +159,7 @@ fn whoever_may_only_write_a_key_may_do_nothing_that_tells_what_is_in_it() {
 }
 
 #[test]
-fn a_refusal_is_in_the_acl_log_and_a_dry_run_tells_it_before() {
+fn a_refusal_is_in_the_acl_log_and_a_dry_run_shows_it_before() {
     let server = Server::start();
     let mut redis = server.connect();
     let mut limited = limited_to(&server, "limited", &["~locks:*", "+lock.acquire"]);
@@ -236,7 +236,7 @@ fn access_is_checked_when_asked_and_not_when_granted() {
 }
 
 #[test]
-fn a_user_who_is_killed_or_deleted_has_left_the_line() {
+fn a_user_who_is_killed_or_deleted_has_left_the_queue() {
     let server = Server::start();
     let mut redis = server.connect();
     for end in [
@@ -259,7 +259,7 @@ fn who_waits_is_served_even_if_the_default_user_may_do_nothing() {
     let server = Server::start();
     let mut redis = limited_to(&server, "admin", &["~*", "+@all"]);
     fence(ask!(redis, "LOCK.ACQUIRE", "k", "holder", LONG));
-    let mut line: Vec<Waiter> = ["first", "second"]
+    let mut waiters: Vec<Waiter> = ["first", "second"]
         .iter()
         .map(|owner| {
             let mut waiter = Waiter::on(limited_to(&server, owner, &["~k", "+lock.acquire"]));
@@ -270,20 +270,103 @@ fn who_waits_is_served_even_if_the_default_user_may_do_nothing() {
     eventually_wait(&mut redis, 2);
     let first = queue(&mut redis, "k").remove(0);
     if first != "first" {
-        line.reverse();
+        waiters.reverse();
     }
     assert_eq!(ask!(redis, "ACL", "SETUSER", "default", "reset"), OK);
 
     // From a timer, by nobody's command: a lease that ends, and a key that others delete.
     assert_eq!(ask!(redis, "PEXPIRE", "k", 1), YES);
-    fence(line[0].reply());
+    fence(waiters[0].reply());
     assert_eq!(ask!(redis, "DEL", "k"), YES);
-    fence(line[1].reply());
+    fence(waiters[1].reply());
 }
 
 #[test]
-fn there_is_no_command_for_breaking_things_unless_it_was_asked_for() {
+fn access_is_limited_by_command() {
     let server = Server::start();
-    let refusal = error(ask!(server.connect(), "LOCK.DEBUG", "PANIC"));
-    assert!(refusal.contains("unknown command"), "{refusal}");
+    let mut redis = limited_to(&server, "limited", &["~*", "+lock.acquire", "+lock.info"]);
+
+    fence(ask!(redis, "LOCK.ACQUIRE", "k", "alice", LONG));
+    ask!(redis, "LOCK.INFO", "k").unwrap();
+    assert_no_permission(ask!(redis, "LOCK.RENEW", "k", "alice", LONG));
+    assert_no_permission(ask!(redis, "LOCK.RELEASE", "k", "alice"));
+    assert_no_permission(ask!(redis, "SET", "k", "x"));
+}
+
+#[test]
+fn access_is_limited_by_key_pattern() {
+    let server = Server::start();
+    let mut redis = limited_to(&server, "limited", &["~locks:*", "+@all"]);
+
+    fence(ask!(redis, "LOCK.ACQUIRE", "locks:k", "alice", LONG));
+    assert_eq!(ask!(redis, "LOCK.RENEW", "locks:k", "alice", LONG), YES);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "locks:k", "alice"), YES);
+    assert_eq!(ask!(redis, "LOCK.INFO", "locks:k"), NULL);
+
+    assert_no_permission(ask!(redis, "LOCK.ACQUIRE", "other", "alice", LONG));
+    assert_no_permission(ask!(redis, "LOCK.RENEW", "other", "alice", LONG));
+    assert_no_permission(ask!(redis, "LOCK.RELEASE", "other", "alice"));
+    assert_no_permission(ask!(redis, "LOCK.INFO", "other"));
+}
+
+#[test]
+fn whoever_may_only_read_a_key_may_only_ask_for_its_info() {
+    let server = Server::start();
+    let mut redis = limited_to(&server, "limited", &["%R~*", "+@all"]);
+
+    assert_eq!(ask!(redis, "LOCK.INFO", "k"), NULL);
+    assert_no_permission(ask!(redis, "LOCK.ACQUIRE", "k", "alice", LONG));
+    assert_no_permission(ask!(redis, "LOCK.RENEW", "k", "alice", LONG));
+    assert_no_permission(ask!(redis, "LOCK.RELEASE", "k", "alice"));
+}
+
+#[test]
+fn the_commands_have_a_category_of_their_own_where_a_module_can_make_one() {
+    let server = Server::start();
+    if !is_at_least(&mut server.connect(), (7, 4), (8, 0)) {
+        let refused = ask!(
+            server.connect(),
+            "ACL",
+            "SETUSER",
+            "limited",
+            "on",
+            "+@lock"
+        );
+        assert!(error(refused).contains("Unknown command or category name in ACL"));
+        return skip("no module has an ACL category of its own before Redis 7.4 and Valkey 8");
+    }
+
+    let mut redis = limited_to(&server, "limited", &["~*", "+@lock"]);
+    fence(ask!(redis, "LOCK.ACQUIRE", "k", "alice", LONG));
+    assert_eq!(ask!(redis, "LOCK.RENEW", "k", "alice", LONG), YES);
+    ask!(redis, "LOCK.INFO", "k").unwrap();
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "alice"), YES);
+    assert_no_permission(ask!(redis, "SET", "k", "x"));
+}
+
+#[test]
+fn the_commands_are_in_the_categories_of_redis_where_those_of_a_module_can_be() {
+    let server = Server::start();
+    let mut reader = limited_to(&server, "reader", &["~*", "+@read"]);
+    if !is_at_least(&mut server.connect(), (7, 2), (7, 2)) {
+        assert_no_permission(ask!(reader, "LOCK.INFO", "k"));
+        return skip("no command of a module is in an ACL category before 7.2");
+    }
+
+    assert_eq!(ask!(reader, "LOCK.INFO", "k"), NULL);
+    assert_no_permission(ask!(reader, "LOCK.ACQUIRE", "k", "alice", LONG));
+    assert_no_permission(ask!(reader, "LOCK.RENEW", "k", "alice", LONG));
+    assert_no_permission(ask!(reader, "LOCK.RELEASE", "k", "alice"));
+
+    let mut writer = limited_to(&server, "writer", &["~*", "+@write"]);
+    fence(ask!(writer, "LOCK.ACQUIRE", "k", "alice", LONG));
+    assert_eq!(ask!(writer, "LOCK.RENEW", "k", "alice", LONG), YES);
+    assert_eq!(ask!(writer, "LOCK.RELEASE", "k", "alice"), YES);
+    assert_no_permission(ask!(writer, "LOCK.INFO", "k"));
+
+    let mut hasty = limited_to(&server, "hasty", &["~*", "+@fast", "-@blocking"]);
+    assert_no_permission(ask!(hasty, "LOCK.ACQUIRE", "k", "alice", LONG));
+    assert_eq!(ask!(hasty, "LOCK.RENEW", "k", "alice", LONG), NULL);
+    assert_eq!(ask!(hasty, "LOCK.RELEASE", "k", "alice"), NULL);
+    assert_eq!(ask!(hasty, "LOCK.INFO", "k"), NULL);
 }

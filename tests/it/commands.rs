@@ -1,6 +1,7 @@
-//! The four commands: every line of their tables, on a server with nobody waiting.
+//! The four commands: every line of their tables, on a server with nobody waiting, also in transactions
+//! and scripts.
 
-use redis::Connection;
+use redis::{Connection, from_redis_value};
 use testkit::*;
 
 /// Value and deadline of a key: what a refused command must not change.
@@ -462,4 +463,69 @@ fn a_lock_is_an_ordinary_key_for_everything_else() {
     assert_eq!(ask!(redis, "DEL", "k2"), YES);
     assert_eq!(ask!(redis, "LOCK.RENEW", "k2", "alice", SHORT), NULL);
     fence(ask!(redis, "LOCK.ACQUIRE", "k2", "bob", SHORT));
+}
+
+#[test]
+fn the_commands_work_in_a_transaction() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    assert_eq!(ask!(redis, "MULTI"), OK);
+    for queued in [
+        ask!(redis, "LOCK.ACQUIRE", "k", "alice", LONG),
+        ask!(redis, "LOCK.ACQUIRE", "k", "bob", LONG),
+        ask!(redis, "LOCK.RENEW", "k", "bob", LONG),
+        ask!(redis, "LOCK.RENEW", "k", "alice", LONG),
+        ask!(redis, "LOCK.RELEASE", "k", "alice"),
+        ask!(redis, "LOCK.RELEASE", "k", "alice"),
+        ask!(redis, "LOCK.INFO", "k"),
+    ] {
+        assert_eq!(queued, Ok(Value::SimpleString("QUEUED".into())));
+    }
+
+    let Ok(Value::Array(replies)) = ask!(redis, "EXEC") else {
+        panic!("EXEC answers an array");
+    };
+
+    fence(Ok(replies[0].clone()));
+    assert_eq!(
+        replies[1..],
+        [
+            Value::Nil,
+            Value::Int(0),
+            Value::Int(1),
+            Value::Int(1),
+            Value::Nil,
+            Value::Nil
+        ]
+    );
+}
+
+#[test]
+fn the_commands_work_in_a_script() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let script = "
+        local fence = redis.call('LOCK.ACQUIRE', KEYS[1], 'alice', ARGV[1])
+        return {
+            string.format('%.0f', fence),
+            redis.call('LOCK.ACQUIRE', KEYS[1], 'bob', ARGV[1]),
+            redis.call('LOCK.RENEW', KEYS[1], 'bob', ARGV[1]),
+            redis.call('LOCK.RENEW', KEYS[1], 'alice', ARGV[1]),
+            redis.call('LOCK.INFO', KEYS[1])[2],
+            redis.call('LOCK.RELEASE', KEYS[1], 'alice'),
+            redis.call('LOCK.RELEASE', KEYS[1], 'alice'),
+            redis.pcall('LOCK.RENEW', KEYS[1], 'alice', 0)['err'],
+        }";
+
+    let Ok(Value::Array(replies)) = ask!(redis, "EVAL", script, 1, "k", LONG) else {
+        panic!("the script answers an array");
+    };
+
+    let fence: String = from_redis_value(replies[0].clone()).unwrap();
+    assert_eq!(fence.len(), 16, "{fence}");
+    assert_eq!(replies[1..4], [Value::Nil, Value::Int(0), Value::Int(1)]);
+    assert_eq!(Ok(replies[4].clone()), text("alice"));
+    assert_eq!(replies[5..7], [Value::Int(1), Value::Nil]);
+    let refusal: String = from_redis_value(replies[7].clone()).unwrap();
+    assert!(refusal.starts_with("BADTTL "), "{refusal}");
 }
