@@ -42,7 +42,9 @@ $(MODULE) $(COMMAND):
 	$(MAKE) build
 
 test: build test-needs .venv/ready ## run all tests, on the redis-server in SERVER if it is set
-	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test --workspace --no-fail-fast
+	@rm -f $(TARGET)/left-out.txt
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test --workspace --no-fail-fast; \
+		status=$$?; tests/left-out; exit $$status
 
 .PHONY: test-python test-python-nightly
 
@@ -63,7 +65,7 @@ test-python-nightly: $(MODULE) $(if $(SERVER),,server-needs) ## the same under g
 
 .PHONY: chaos
 
-chaos: build $(if $(SERVER),,server-needs) ## judge owners on a lock manager's worst days; SEED=1, MINUTES=0 (one turn of 20 rounds), ONLY=cluster
+chaos: build $(if $(SERVER),,server-needs) ## check what owners observe while servers fail; SEED=1, MINUTES=0 (one turn of 20 rounds), ONLY=cluster
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') CHAOS_SEED='$(or $(SEED),1)' CHAOS_MINUTES='$(or $(MINUTES),0)' \
 		CHAOS_ONLY='$(ONLY)' cargo test --test chaos -- --ignored --exact rounds --nocapture
 
