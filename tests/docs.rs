@@ -1,17 +1,19 @@
 //! What README and docs/ show is what happens: every session, program and statement in them is run,
 //! every name in them exists, every link leads somewhere.
 
-mod page;
-mod run;
-mod storages;
+mod docs {
+    pub mod page;
+    pub mod run;
+    pub mod storages;
+}
 
 use std::collections::BTreeSet;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use page::Page;
-use run::Tally;
+use docs::page::Page;
+use docs::run::{self, Tally};
 use testkit::{Server, Setup, ask, error, info_fields, module, skip};
 
 #[test]
