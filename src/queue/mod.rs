@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 use crate::lock::{Fence, Fences, Lease, LockId, OwnedOwner, Owner};
 use crate::time::{MonoUs, Now, Ttl, UnixMs, UnixUs};
-use schedule::Schedule;
+use schedule::{ContendedKey, Schedule};
 use unconfirmed::UnconfirmedGrants;
 
 pub use schedule::BACK_OFF_MS;
@@ -116,14 +116,13 @@ pub enum Task<C> {
 #[derive(Clone, Debug)]
 pub struct Queue<C> {
     waiters: BTreeMap<Ticket, Waiter<C>>,
-    keys: BTreeMap<Rc<LockId>, KeyQueue>,
     /// Those who wait, and those who are dismissed.
     clients: BTreeMap<C, Ticket>,
     /// They have left, and have no reply yet.
     dismissed: BTreeMap<Ticket, (C, Dismissal)>,
     deadlines: BTreeSet<(MonoUs, Ticket)>,
     next_ticket: Ticket,
-    schedule: Schedule,
+    schedule: Schedule<KeyQueue>,
     unconfirmed: UnconfirmedGrants,
 }
 
@@ -131,7 +130,6 @@ impl<C: Copy + Ord> Default for Queue<C> {
     fn default() -> Queue<C> {
         Queue {
             waiters: BTreeMap::new(),
-            keys: BTreeMap::new(),
             clients: BTreeMap::new(),
             dismissed: BTreeMap::new(),
             deadlines: BTreeSet::new(),
@@ -154,7 +152,7 @@ impl<C: Copy + Ord> Queue<C> {
     }
 
     pub fn contended_keys(&self) -> usize {
-        self.keys.len()
+        self.schedule.keys.len()
     }
 
     pub fn oldest_waiter_us(&self, now: MonoUs) -> u64 {
@@ -165,7 +163,9 @@ impl<C: Copy + Ord> Queue<C> {
     }
 
     pub fn waiters_of(&self, lock: &LockId) -> usize {
-        self.keys.get(lock).map_or(0, |key| key.order.len())
+        self.schedule
+            .queue(lock)
+            .map_or(0, |queue| queue.order.len())
     }
 
     /// Owner and waited µs of those who wait for a key, in order.
@@ -174,7 +174,7 @@ impl<C: Copy + Ord> Queue<C> {
         lock: &LockId,
         now: MonoUs,
     ) -> impl Iterator<Item = (Owner<'q>, u64)> + use<'q, C> {
-        let tickets = self.keys.get(lock).map(|key| key.order.iter());
+        let tickets = self.schedule.queue(lock).map(|queue| queue.order.iter());
         tickets.into_iter().flatten().map(move |ticket| {
             let waiter = &self.waiters[ticket];
             (waiter.owner.borrowed(), now.since_us(waiter.since))
@@ -187,7 +187,11 @@ impl<C: Copy + Ord> Queue<C> {
     }
 
     fn ticket(&self, lock: &LockId, owner: Owner) -> Option<Ticket> {
-        self.keys.get(lock)?.owners.get(owner.bytes()).copied()
+        self.schedule
+            .queue(lock)?
+            .owners
+            .get(owner.bytes())
+            .copied()
     }
 
     /// Joins at the end of the key's queue, or takes over the turn that the owner has: the order stays, all
@@ -212,7 +216,7 @@ impl<C: Copy + Ord> Queue<C> {
             self.clients.insert(client, ticket);
             return Some(earlier);
         }
-        let lock = match self.keys.get_key_value(lock) {
+        let lock = match self.schedule.keys.get_key_value(lock) {
             Some((lock, _)) => Rc::clone(lock),
             None => Rc::new(lock.clone()),
         };
@@ -231,12 +235,9 @@ impl<C: Copy + Ord> Queue<C> {
     }
 
     fn insert(&mut self, ticket: Ticket, waiter: Waiter<C>) {
-        let key = self.keys.entry(Rc::clone(&waiter.lock)).or_insert_with(|| {
-            self.schedule.add(&waiter.lock);
-            KeyQueue::default()
-        });
-        key.order.insert(ticket);
-        key.owners.insert(waiter.owner.clone(), ticket);
+        let queue = self.schedule.queue_or_new(&waiter.lock);
+        queue.order.insert(ticket);
+        queue.owners.insert(waiter.owner.clone(), ticket);
         self.deadlines.insert((waiter.deadline, ticket));
         self.clients.insert(waiter.client, ticket);
         self.waiters.insert(ticket, waiter);
@@ -246,11 +247,10 @@ impl<C: Copy + Ord> Queue<C> {
         let waiter = self.waiters.remove(&ticket)?;
         self.deadlines.remove(&(waiter.deadline, ticket));
         self.clients.remove(&waiter.client);
-        if let Some(key) = self.keys.get_mut(&waiter.lock) {
-            key.order.remove(&ticket);
-            key.owners.remove(&waiter.owner);
-            if key.order.is_empty() {
-                self.keys.remove(&waiter.lock);
+        if let Some(ContendedKey { queue, .. }) = self.schedule.keys.get_mut(&waiter.lock) {
+            queue.order.remove(&ticket);
+            queue.owners.remove(&waiter.owner);
+            if queue.order.is_empty() {
                 self.schedule.remove(&waiter.lock);
             }
         }
@@ -279,10 +279,10 @@ impl<C: Copy + Ord> Queue<C> {
     pub fn dismiss(&mut self, lock: Option<&LockId>, why: Dismissal) {
         let tickets: Vec<Ticket> = match lock {
             Some(lock) => self
-                .keys
-                .get(lock)
+                .schedule
+                .queue(lock)
                 .into_iter()
-                .flat_map(|key| &key.order)
+                .flat_map(|queue| &queue.order)
                 .copied()
                 .collect(),
             None => self.waiters.keys().copied().collect(),
@@ -306,7 +306,7 @@ impl<C: Copy + Ord> Queue<C> {
         now: Now,
         fences: &mut Fences,
     ) -> Option<Grant<C>> {
-        let ticket = *self.keys.get(lock)?.order.first()?;
+        let ticket = *self.schedule.queue(lock)?.order.first()?;
         let ended_at = self.schedule.ends_at(lock);
         let waiter = self.remove(ticket)?;
         self.schedule.active(now.mono);

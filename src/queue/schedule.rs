@@ -33,9 +33,10 @@ pub const BACK_OFF_MS: u64 = 100;
 /// How long to leave all keys alone while the server must not write (CLIENT PAUSE, FAILOVER).
 const PAUSED_MS: u64 = 20;
 
-/// A contended key.
+/// A contended key, and `Q`, those who wait for it.
 #[derive(Clone, Debug)]
-pub struct ContendedKey {
+pub struct ContendedKey<Q> {
+    pub queue: Q,
     lock: Rc<LockId>,
     /// When the key was to end, as the last poll saw it; none if it was not to end.
     ends_at: Option<UnixMs>,
@@ -47,8 +48,8 @@ pub struct ContendedKey {
 
 /// When each contended key is to be polled.
 #[derive(Clone, Debug)]
-pub struct Schedule {
-    pub keys: BTreeMap<Rc<LockId>, ContendedKey>,
+pub struct Schedule<Q> {
+    pub keys: BTreeMap<Rc<LockId>, ContendedKey<Q>>,
     /// Those that have a poll of their own.
     pub polls: BTreeSet<(MonoUs, Rc<LockId>)>,
     next_sweep: MonoUs,
@@ -59,8 +60,8 @@ pub struct Schedule {
     pub paused_until: MonoUs,
 }
 
-impl Default for Schedule {
-    fn default() -> Schedule {
+impl<Q> Default for Schedule<Q> {
+    fn default() -> Schedule<Q> {
         Schedule {
             keys: BTreeMap::new(),
             polls: BTreeSet::new(),
@@ -72,16 +73,23 @@ impl Default for Schedule {
     }
 }
 
-impl Schedule {
-    /// Somebody waits for this key.
-    pub fn add(&mut self, lock: &Rc<LockId>) {
-        let key = ContendedKey {
+impl<Q: Default> Schedule<Q> {
+    /// Those who wait for this key.
+    pub fn queue(&self, lock: &LockId) -> Option<&Q> {
+        self.keys.get(lock).map(|key| &key.queue)
+    }
+
+    /// The same, for a key that is contended or becomes so.
+    pub fn queue_or_new(&mut self, lock: &Rc<LockId>) -> &mut Q {
+        let new = || ContendedKey {
+            queue: Q::default(),
             lock: Rc::clone(lock),
             ends_at: None,
             poll_at: None,
             back_off_until: None,
         };
-        self.keys.insert(Rc::clone(lock), key);
+        let key = self.keys.entry(Rc::clone(lock)).or_insert_with(new);
+        &mut key.queue
     }
 
     /// Nobody waits for this key any more.
@@ -174,7 +182,7 @@ impl Schedule {
             .take(SWEEP_KEYS)
             .collect();
         self.swept_to = keys.last().map(|(lock, _)| Rc::clone(lock));
-        let backs_off = |key: &ContendedKey| key.back_off_until.is_some_and(|until| until > now);
+        let backs_off = |key: &ContendedKey<Q>| key.back_off_until.is_some_and(|until| until > now);
         due.extend(
             keys.into_iter()
                 .filter(|(_, key)| !backs_off(key))
@@ -191,7 +199,11 @@ impl Schedule {
 }
 
 /// Keeps the two notes of when a key is polled the same.
-fn poll_at(polls: &mut BTreeSet<(MonoUs, Rc<LockId>)>, key: &mut ContendedKey, at: Option<MonoUs>) {
+fn poll_at<Q>(
+    polls: &mut BTreeSet<(MonoUs, Rc<LockId>)>,
+    key: &mut ContendedKey<Q>,
+    at: Option<MonoUs>,
+) {
     let before = std::mem::replace(&mut key.poll_at, at);
     if before == at {
         return;

@@ -42,7 +42,8 @@ fn ttl() -> Ttl {
 impl<C: Copy + Ord + Debug> Queue<C> {
     /// All indexes say the same, and the next poll is never too late.
     fn check(&self) {
-        let queued: usize = self.keys.values().map(|key| key.order.len()).sum();
+        let Schedule { keys, polls, .. } = &self.schedule;
+        let queued: usize = keys.values().map(|key| key.queue.order.len()).sum();
         assert_eq!(self.waiters.len(), queued);
         assert_eq!(
             self.waiters.len() + self.dismissed.len(),
@@ -53,21 +54,17 @@ impl<C: Copy + Ord + Debug> Queue<C> {
             assert!(*ticket < self.next_ticket);
             assert_eq!(self.clients.get(&waiter.client), Some(ticket));
             assert!(self.deadlines.contains(&(waiter.deadline, *ticket)));
-            let key = &self.keys[&waiter.lock];
-            assert!(key.order.contains(ticket));
-            assert_eq!(key.owners.get(&waiter.owner), Some(ticket));
+            let queue = &keys[&waiter.lock].queue;
+            assert!(queue.order.contains(ticket));
+            assert_eq!(queue.owners.get(&waiter.owner), Some(ticket));
         }
         for (ticket, (client, _)) in &self.dismissed {
             assert!(!self.waiters.contains_key(ticket));
             assert_eq!(self.clients.get(client), Some(ticket));
         }
-        for key in self.keys.values() {
-            assert!(!key.order.is_empty());
-            assert_eq!(key.order.len(), key.owners.len());
-        }
-        let Schedule { keys, polls, .. } = &self.schedule;
-        assert!(keys.keys().eq(self.keys.keys()));
         for (lock, key) in keys {
+            assert!(!key.queue.order.is_empty());
+            assert_eq!(key.queue.order.len(), key.queue.owners.len());
             assert!(
                 key.poll_at
                     .is_none_or(|at| polls.contains(&(at, Rc::clone(lock))))
@@ -745,13 +742,13 @@ impl Sim {
                 times.push(self.now.when_expired(end));
             }
             description.push(0xf3);
-            if let Some(queue) = self.queue.keys.get(&lock_id(key)) {
-                for waiter in queue.order.iter().map(|ticket| &self.queue.waiters[ticket]) {
+            if let Some(scheduled) = self.queue.schedule.keys.get(&lock_id(key)) {
+                let order = scheduled.queue.order.iter();
+                for waiter in order.map(|ticket| &self.queue.waiters[ticket]) {
                     description.push(rank(first_byte(&waiter.owner)));
                     times.push(waiter.deadline);
                 }
                 let known = |at: Option<MonoUs>| at.unwrap_or(MonoUs(0));
-                let scheduled = &self.queue.schedule.keys[&lock_id(key)];
                 times.extend([known(scheduled.poll_at), known(scheduled.back_off_until)]);
             }
         }

@@ -100,22 +100,17 @@ impl Handler for AcquireCommand {
             }
             decision
         });
-        match (decision.outcome, decision.effect) {
-            (Outcome::Busy, _) => {
-                if let Some(wait) = wait {
-                    let ends_at = key.ends_at();
-                    drop(key);
-                    return Ok(waiting::wait(ctx, name, &request, wait, ends_at));
-                }
+        if let (Outcome::Busy, Some(wait)) = (decision.outcome, wait) {
+            let ends_at = key.ends_at();
+            drop(key);
+            return Ok(waiting::wait(ctx, name, &request, wait, ends_at));
+        }
+        if let Outcome::Acquired(_) = decision.outcome {
+            waiting::confirm(ctx, name, owner);
+            // A value that stays is used all the same.
+            if !matches!(decision.effect, Effect::Set(_)) {
+                key.touch(name);
             }
-            (Outcome::Acquired(_), effect) => {
-                waiting::confirm(ctx, name, owner);
-                // A value that stays is used all the same.
-                if !matches!(effect, Effect::Set(_)) {
-                    key.touch(name);
-                }
-            }
-            _ => {}
         }
         effects::apply(name, key, decision.effect);
         Ok(Some(decision.outcome.into()))
