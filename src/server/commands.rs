@@ -73,8 +73,8 @@ impl Handler for AcquireCommand {
         arity: -4,
         access: Access::Update,
         since: c"0.1.0",
-        summary: c"Acquires a lock for an owner and answers its fence, or null if another holds \
-                   it. Waits in line if asked to.",
+        summary: c"Acquires a lock for an owner and returns its fence, or null if another holds \
+                   it. Waits in the queue if asked to.",
         complexity: c"O(1), or O(log(N)) with N clients waiting.",
         args: &[KEY, OWNER, TTL, WAIT],
     };
@@ -173,9 +173,8 @@ impl Handler for ReleaseCommand {
         arity: 3,
         access: Access::Update,
         since: c"0.1.0",
-        summary:
-            c"Releases a lock, if the owner holds it, to the next in line. Gives up the owner's \
-                   place in line.",
+        summary: c"Releases a lock, if the owner holds it, to the next in its queue. Takes the \
+                   owner out of the queue.",
         complexity: c"O(1), or O(log(N)) with N clients waiting.",
         args: &[KEY, OWNER],
     };

@@ -122,7 +122,7 @@ fn a_password_that_is_not_utf_8_is_an_error() {
 fn a_thread_that_cannot_be_started_is_an_error() {
     // SAFETY: it touches no memory.
     if unsafe { libc::geteuid() } != 0 {
-        eprintln!("skipped: needs root, whose processes are not counted, to become a user");
+        testkit::skip("needs root, whose processes are not counted, to become a user");
         return;
     }
     // Who is not root may not come to where it was built.

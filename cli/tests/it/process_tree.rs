@@ -273,7 +273,7 @@ fn who_was_there_before_the_command_is_spared() {
 fn whom_we_may_not_signal_is_named_and_the_lock_is_not_released() {
     // SAFETY: it touches no memory.
     if unsafe { libc::geteuid() } != 0 {
-        eprintln!("skipped: needs root, to make a program that becomes another user");
+        testkit::skip("needs root, to make a program that becomes another user");
         return;
     }
     let server = Server::start();
@@ -376,7 +376,7 @@ const PROC_OF_OTHERS: [&str; 4] = ["unshare", "--pid", "--fork", "--kill-child"]
 fn without_proc_the_command_and_its_group_end() {
     // SAFETY: it touches no memory.
     if unsafe { libc::geteuid() } != 0 {
-        eprintln!("skipped: needs root, to take /proc away");
+        testkit::skip("needs root, to take /proc away");
         return;
     }
     let script = "sleep 600 & echo ready; sleep 600";
@@ -391,7 +391,7 @@ fn without_proc_the_command_and_its_group_end() {
 fn without_proc_what_cannot_be_seen_is_reported() {
     // SAFETY: it touches no memory.
     if unsafe { libc::geteuid() } != 0 {
-        eprintln!("skipped: needs root, to take /proc away");
+        testkit::skip("needs root, to take /proc away");
         return;
     }
     let script = "setsid sh -c 'echo ready; exec sleep 600' & wait";
@@ -511,7 +511,7 @@ fn the_job_gets_one_sigterm_and_does_not_outlive_a_killed_run() {
             &format!("run --ttl 1s --url {} {key}", server.url()),
         );
     let Some(mut manager) = Manager::start(&server, &unit) else {
-        eprintln!("skipped: needs systemd, and root to start one for the test");
+        testkit::skip("needs systemd, and root to start one for the test");
         return;
     };
     manager.does("systemctl --user start job");
