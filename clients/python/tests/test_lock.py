@@ -206,7 +206,8 @@ def test_a_wait_ends_in_time_and_leaves_no_place(client):
     first.acquire()
     started = time.monotonic()
     assert not Lock(client, "book").acquire(blocking_timeout=0.3)
-    assert 0.3 <= time.monotonic() - started < 3
+    # The server counts in whole milliseconds.
+    assert 0.299 <= time.monotonic() - started < 3
     assert first.info().waiters == 0
 
 

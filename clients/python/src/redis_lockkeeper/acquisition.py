@@ -1,20 +1,20 @@
 """How a lock is asked for: one try, then a wait in the server's queue, and again from the start after
-whatever went wrong. A generator that says what to do next; both faces carry it out in their way.
+whatever went wrong.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Generator
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional
 
 from . import replies
 from .clock import now
 from .connections import Place
 from .errors import InvalidError, RefusedError, UnreachableError
+from .exchange import BackOff, Steps, ask, wait
 from .lease import LONGEST_ATTEMPT, MAX_TTL, MILLISECOND, MIN_TTL, SECOND, Answer, Lease, Lost, Terms
-from .replies import Command, Key
+from .replies import Key
 from .watchdog import Entry, give_up_in_doubt
 
 #: How long the server may take, after a wait is over, to say so before we say it ourselves. The rest of the
@@ -26,41 +26,8 @@ OVERTIME = 60 * MILLISECOND
 FIRST_BACK_OFF = 20 * MILLISECOND
 LAST_BACK_OFF = 500 * MILLISECOND
 
-#: The longest owner, so that the whole value, `<fence>:<owner>`, fits the 512 bytes of an argument.
-MAX_OWNER = 495
-
-#: A colon and a UUID as text.
-_SUFFIX = 37
-
-
-class Ask(NamedTuple):
-    """Send this over a kept connection. Should the outcome be unknown at `until`, send `undo` behind it."""
-
-    command: Command
-    until: int
-    undo: Optional[Command] = None
-    min_replicas: int = 0
-
-
-class Wait(NamedTuple):
-    """Send this, wait for its reply, and every `interval` ask over another connection, by `probe`, whether the
-    server is still there and still the master.
-    """
-
-    command: Command
-    until: Optional[int]
-    undo: Command
-    probe: Command
-    interval: int
-
-
-class BackOff(NamedTuple):
-    """Do nothing until then."""
-
-    until: int
-
-
-Step = Union[Ask, Wait, BackOff]
+#: The longest label, so that the whole value, `<fence>:<label>:<uuid>`, fits the 512 bytes of an argument.
+MAX_LABEL = 495 - 37
 
 
 class Tenure:
@@ -106,18 +73,6 @@ class Tenure:
         return Lost.TAKEN if answer is Answer.TAKEN else Lost.GONE
 
 
-class Request(NamedTuple):
-    """What somebody asks for."""
-
-    place: Place
-    key: Key
-    label: bytes
-    terms: Terms
-    #: None waits without bound, 0 is one try; in microseconds.
-    wait: Optional[int]
-    min_replicas: int = 0
-
-
 def micros(seconds: Any, name: str) -> int:
     """Rounded: 1.001 * 1000 is less than 1001."""
     try:
@@ -126,7 +81,7 @@ def micros(seconds: Any, name: str) -> int:
         raise InvalidError(f"{name} must be a number of seconds, got {seconds!r}") from error
 
 
-def terms(timeout: Any, max_hold: Any, renew: bool) -> Terms:
+def terms_of(timeout: Any, max_hold: Any, renew: bool) -> Terms:
     """The terms for times in seconds.
 
     Raises:
@@ -142,23 +97,18 @@ def terms(timeout: Any, max_hold: Any, renew: bool) -> Terms:
     return Terms(ttl, hold, renew)
 
 
-def check_label(label: bytes) -> None:
-    if len(label) > MAX_OWNER - _SUFFIX:
-        raise InvalidError(f"the label must not be longer than {MAX_OWNER - _SUFFIX} bytes, got {len(label)}")
-
-
-def acquisition(request: Request) -> Generator[Step, Any, Optional[Tenure]]:
-    """Yields what is to be done, is sent the reply or thrown the error, and returns the tenure, or None if the
-    lock is busy. Whatever happens, what may have been granted unheard is released in the background.
+def acquisition(
+    place: Place, key: Key, label: bytes, terms: Terms, patience: Optional[int], min_replicas: int
+) -> Steps[Optional[Tenure]]:
+    """Returns the tenure, or None if the lock is busy. Whatever happens, what may have been granted unheard is released
+    in the background. A `patience` of None waits without bound, one of 0 is one try; in microseconds.
     """
-    place, key, (ttl, *_) = request.place, request.key, request.terms
-    started_at = now()
-    deadline = None if request.wait is None else started_at + request.wait
+    ttl, one_try, started_at = terms.ttl, patience == 0, now()
+    deadline = None if patience is None else started_at + patience
     back_off, tries, in_doubt = FIRST_BACK_OFF, 0, False
-    trouble: Optional[Exception]
 
     def new_owner() -> bytes:
-        return b"%b:%b" % (request.label, str(uuid.uuid4()).encode())
+        return b"%b:%b" % (label, str(uuid.uuid4()).encode())
 
     def time_left() -> bool:
         return deadline is None or deadline - now() >= MILLISECOND
@@ -166,7 +116,7 @@ def acquisition(request: Request) -> Generator[Step, Any, Optional[Tenure]]:
     def until(limit: int = LONGEST_ATTEMPT) -> int:
         """One try may take its time; a wait that is over is over."""
         at = now() + limit
-        if request.wait == 0:
+        if one_try:
             return min(at, started_at + LONGEST_ATTEMPT)
         return at if deadline is None else min(at, deadline + OVERTIME)
 
@@ -175,37 +125,38 @@ def acquisition(request: Request) -> Generator[Step, Any, Optional[Tenure]]:
         while True:
             tries += 1
             undo = replies.release(key, owner)
+            # A refused command changed nothing: what is in doubt then is what was before.
             doubted, in_doubt, trouble, waiting = in_doubt, True, None, False
             try:
                 sent_at = now()
-                ask = Ask(replies.acquire(key, owner, ttl), until(), undo, request.min_replicas)
-                fence = replies.read_fence((yield ask))
+                command = replies.acquire(key, owner, ttl)
+                reply, _ = yield from ask(place, key, command, until(), undo, min_replicas)
+                fence = replies.read_fence(reply)
                 if fence is None and time_left():
                     waiting, sent_at = True, now()
                     left = MAX_TTL if deadline is None else deadline - sent_at
-                    fence = replies.read_fence(
-                        (
-                            yield Wait(
-                                replies.acquire(key, owner, ttl, left),
-                                None if deadline is None else deadline + OVERTIME,
-                                undo,
-                                replies.renew(key, owner, ttl),
-                                min(ttl // 3, LONGEST_ATTEMPT),
-                            )
-                        )
+                    reply = yield from wait(
+                        place,
+                        key,
+                        replies.acquire(key, owner, ttl, left),
+                        None if deadline is None else deadline + OVERTIME,
+                        undo,
+                        probe=replies.renew(key, owner, ttl),
+                        interval=min(ttl // 3, LONGEST_ATTEMPT),
                     )
+                    fence = replies.read_fence(reply)
                 # Whoever handed it over wrote it, which our connection could not ask the replicas about.
-                must_renew = waiting and request.min_replicas > 0
-                if fence is not None and (must_renew or request.terms.is_stale(sent_at, now())):
+                must_renew = waiting and min_replicas > 0
+                if fence is not None and (must_renew or terms.is_stale(sent_at, now())):
                     # Some of the lease is gone already: what can be counted on starts with a renewal.
                     waiting, sent_at = False, now()
-                    limit = max(request.terms.attempt, SECOND)
-                    ask = Ask(replies.renew(key, owner, ttl), until(limit), undo, request.min_replicas)
-                    if replies.read_answer((yield ask)) is not Answer.YES:
+                    command, limit = replies.renew(key, owner, ttl), until(max(terms.attempt, SECOND))
+                    reply, _ = yield from ask(place, key, command, limit, undo, min_replicas)
+                    if replies.read_answer(reply) is not Answer.YES:
                         fence = None
                 if fence is not None:
-                    lease = Lease(request.terms, sent_at, now())
-                    tenure = Tenure(Entry(place, key, owner, lease, request.min_replicas), fence)
+                    lease = Lease(terms, sent_at, now())
+                    tenure = Tenure(Entry(place, key, owner, lease, min_replicas), fence)
                     # Not before somebody else answers for it: an exception may be thrown anywhere.
                     in_doubt = False
                     return tenure
@@ -216,26 +167,23 @@ def acquisition(request: Request) -> Generator[Step, Any, Optional[Tenure]]:
                     return None
             except (RefusedError, UnreachableError) as error:
                 trouble = error
-                if isinstance(error, RefusedError):
-                    # A refused command changed nothing; one that too few replicas acknowledged did.
-                    in_doubt = doubted or error.line.startswith("NOREPLICAS")
-                elif not error.sent:
-                    in_doubt = doubted
-                elif error.released:
+                few = isinstance(error, RefusedError) and error.line.startswith("NOREPLICAS")
+                if isinstance(error, UnreachableError) and error.released:
                     # The release that is under way behind the request would give the next grant away.
-                    give_up_in_doubt(place, key, owner, request.terms)
+                    give_up_in_doubt(place, key, owner, terms)
                     owner, in_doubt = new_owner(), False
-                last = tries == 2 or (isinstance(error, RefusedError) and error.line.startswith("NOREPLICAS"))
-                if not error.passing or (request.wait == 0 and last):
+                elif not few and (isinstance(error, RefusedError) or not error.sent):
+                    in_doubt = doubted
+                if not error.passing or (one_try and (few or tries == 2)):
                     raise
             at = now() + back_off
-            yield BackOff(at if request.wait == 0 or deadline is None else min(at, deadline))
+            yield BackOff(at if one_try or deadline is None else min(at, deadline))
             back_off = min(back_off * 2, LAST_BACK_OFF)
-            if request.wait != 0 and not time_left():
+            if not one_try and not time_left():
                 # A server that was silent until the end of the wait has told nothing but that.
                 if trouble is not None and not waiting:
                     raise trouble
                 return None
     finally:
         if in_doubt:
-            give_up_in_doubt(place, key, owner, request.terms)
+            give_up_in_doubt(place, key, owner, terms)

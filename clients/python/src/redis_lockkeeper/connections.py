@@ -35,53 +35,40 @@ _CLIENTS = {"Redis", "Valkey", "RedisCluster", "ValkeyCluster"}
 _KINDS = {"Connection", "SSLConnection", "UnixDomainSocketConnection"}
 
 
-class Settings:
-    """What connections of one class are made of."""
-
-    def __init__(self, library: str, kind: type, kwargs: dict[str, Any], *, asynchronous: bool) -> None:
-        module = import_module(f"{library}.asyncio.connection" if asynchronous else f"{library}.connection")
-        name = kind.__name__.replace("SentinelManaged", "")
-        name = name if name != "SSLConnection" or hasattr(module, name) else "Connection"
-        crossing = (".asyncio." in kind.__module__) is not asynchronous
-        if crossing or name != kind.__name__:
-            if name not in _KINDS or kind.__module__.partition(".")[0] != library:
-                raise InvalidError(f"connections of the class {kind.__qualname__} cannot be kept by Lockkeeper")
-            kind = getattr(module, name)
-        retry = import_module(f"{library}.asyncio.retry" if asynchronous else f"{library}.retry")
-        backoff = import_module(f"{library}.backoff")
-        own: dict[str, Any] = {
-            "retry": retry.Retry(backoff.NoBackoff(), 0),
-            "retry_on_timeout": False,
-            "retry_on_error": [],
-            "health_check_interval": 0,
-            "socket_timeout": None if asynchronous else LIMIT,
-            "socket_connect_timeout": LIMIT,
-            "decode_responses": False,
-        }
-        taken = {name for each in kind.__mro__ for name in signature(each.__init__).parameters}  # type: ignore[misc]
-        if crossing:
-            # The parser of the other face reads nothing here.
-            taken.discard("parser_class")
-        # CLIENT SETINFO would cost two commands a connection.
-        if "driver_info" in taken:
-            own["driver_info"] = None
-        elif "lib_name" in taken:
-            own.update(lib_name=None, lib_version=None)
-        kwargs = {
-            name: value
-            for name, value in kwargs.items()
-            if name in taken and not name.startswith(("maint_", "orig_", "oss_", "lib_", "connection_pool"))
-        }
-        self.kind, self.kwargs = kind, {**kwargs, **own}
-
-    def at(self, **address: Any) -> Settings:
-        """The same for another address."""
-        other: Settings = object.__new__(Settings)
-        other.kind, other.kwargs = self.kind, {**self.kwargs, **address}
-        return other
-
-    def connection(self, address: dict[str, Any]) -> Any:
-        return self.kind(**{**self.kwargs, **address})
+def _settings(library: str, kind: type, kwargs: dict[str, Any]) -> tuple[type, dict[str, Any]]:
+    """The class of our connections, and what they are made of. A client for asyncio has classes of its own, in whose
+    place come those for threads.
+    """
+    name = kind.__name__.replace("SentinelManaged", "")
+    crossing = ".asyncio." in kind.__module__
+    if crossing or name != kind.__name__:
+        module = import_module(f"{library}.connection")
+        name = name if hasattr(module, name) else "Connection"
+        unknown = name not in _KINDS or kind.__module__.partition(".")[0] != library
+        if unknown or (crossing and kwargs.get("redis_connect_func")):
+            raise InvalidError(f"connections of the class {kind.__qualname__} cannot be kept by Lockkeeper")
+        kind = getattr(module, name)
+    taken = {name for each in kind.__mro__ for name in signature(each.__init__).parameters}  # type: ignore[misc]
+    own: dict[str, Any] = {
+        "retry": import_module(f"{library}.retry").Retry(import_module(f"{library}.backoff").NoBackoff(), 0),
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+        "health_check_interval": 0,
+        "socket_timeout": LIMIT,
+        "socket_connect_timeout": LIMIT,
+        "decode_responses": False,
+    }
+    # CLIENT SETINFO would cost two commands a connection.
+    if "driver_info" in taken:
+        own["driver_info"] = None
+    elif "lib_name" in taken:
+        own.update(lib_name=None, lib_version=None)
+    if crossing:
+        # The parser of the other face reads nothing here.
+        taken.discard("parser_class")
+    ignored = ("maint_", "orig_", "oss_", "lib_", "connection_pool")
+    kept = {name: value for name, value in kwargs.items() if name in taken and not name.startswith(ignored)}
+    return kind, {**kept, **own}
 
 
 class Node:
@@ -89,28 +76,26 @@ class Node:
 
     def __init__(
         self,
-        settings: Settings,
-        asynchronous: Optional[Settings] = None,
+        library: str,
+        kind: type,
+        kwargs: dict[str, Any],
         find: Optional[Callable[[], dict[str, Any]]] = None,
     ) -> None:
-        self.settings, self.asynchronous = settings, asynchronous
-        self._find, self.is_found = find, find is not None
+        self.kind, self.kwargs = _settings(library, kind, kwargs)
+        self._find = find
         self._idle: deque[tuple[Any, int]] = deque()
         #: Whether it ever answered: one that never did is most likely a wrong address.
         self.reached = False
 
     def __str__(self) -> str:
-        kwargs = self.settings.kwargs
+        kwargs = self.kwargs
         if self._find is not None:
             return "the master"
         return str(kwargs["path"]) if "path" in kwargs else f"{kwargs.get('host')}:{kwargs.get('port')}"
 
-    def address(self) -> dict[str, Any]:
-        return self._find() if self._find else {}
-
     def dial(self, limit: float = LIMIT) -> Any:
         """A fresh connection, after `limit` seconds at the latest."""
-        connection = self.settings.connection(self.address())
+        connection: Any = self.kind(**{**self.kwargs, **(self._find() if self._find else {})})
         connection.socket_timeout = connection.socket_connect_timeout = max(limit, 0.001)
         connection.connect()
         connection.socket_timeout = LIMIT
@@ -248,16 +233,14 @@ class ClusterPlace(Place):
         if address not in self._nodes:
             # The client's own callback would keep the client alive, for the sake of replicas.
             kwargs = {name: value for name, value in kwargs.items() if name != "redis_connect_func"}
-            self._nodes[address] = _node(self._library, kind, kwargs, asynchronous=self._asynchronous)
+            self._nodes[address] = Node(self._library, kind, kwargs)
         return self._nodes[address]
 
     def failed(self, key: Key, node: Node, error: Union[RefusedError, UnreachableError]) -> None:
         code, *words = error.line.split() if isinstance(error, RefusedError) else [""]
         if code in ("MOVED", "ASK"):
             host, _, port = words[1].rpartition(":")
-            like = node.asynchronous or node.settings
-            kwargs = {**like.kwargs, "host": host or like.kwargs["host"], "port": int(port)}
-            to = self._node_at(like.kind, kwargs)
+            to = self._node_at(node.kind, {**node.kwargs, "host": host or node.kwargs["host"], "port": int(port)})
             if code == "ASK":
                 self._asked[key] = to
             else:
@@ -284,11 +267,6 @@ class ClusterPlace(Place):
                 self._refreshing.release()
 
         threading.Thread(target=learn, name="lockkeeper-map", daemon=True).start()
-
-
-def _node(library: str, kind: type, kwargs: dict[str, Any], *, asynchronous: bool, **more: Any) -> Node:
-    settings = Settings(library, kind, kwargs, asynchronous=False)
-    return Node(settings, Settings(library, kind, kwargs, asynchronous=True) if asynchronous else None, **more)
 
 
 def _master(library: str, pool: Any) -> Callable[[], dict[str, Any]]:
@@ -353,14 +331,6 @@ def place_of(client: Any, *, asynchronous: bool) -> Place:
                 place = ClusterPlace(client, library, asynchronous=asynchronous)
             else:
                 find = _master(library, pool) if hasattr(pool, "sentinel_manager") else None
-                place = Place(
-                    _node(
-                        library,
-                        pool.connection_class,
-                        pool.connection_kwargs,
-                        asynchronous=asynchronous,
-                        find=find,
-                    )
-                )
+                place = Place(Node(library, pool.connection_class, pool.connection_kwargs, find))
             _places[pool] = place
         return place

@@ -1,4 +1,4 @@
-"""A lock for threads: a drop-in for the Lock of redis-py and valkey-py."""
+"""A lock for threads, a drop-in for the Lock of redis-py and valkey-py, and what it shares with the one for asyncio."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import socket
 import threading
 import time
 from collections.abc import Hashable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from types import TracebackType
 from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
 
-from . import acquisition, replies
-from .acquisition import Ask, Request, Step, Tenure, Wait
+from . import replies
+from .acquisition import MAX_LABEL, Tenure, acquisition, micros, terms_of
 from .clock import now
-from .connections import Place, end, place_of, read, send
+from .connections import Place, place_of
 from .errors import (
-    BROKEN,
-    REPLIED,
     BusyError,
     ForkedError,
+    InvalidError,
     LockLostError,
     NotHeldError,
     RefusedError,
     UnreachableError,
-    is_elsewhere,
 )
+from .exchange import Dial, Outcome, Reply, Steps, ask
 from .lease import FURTHEST, LONGEST_ATTEMPT, SECOND, Answer, Lost, Terms
 from .replies import Command, Info, Key
 from .watchdog import watchdog_of
@@ -39,6 +39,7 @@ DEFAULT_TIMEOUT = 30
 #: In seconds. An exception that is thrown into a thread arrives only between two reads.
 TICK = 0.2
 
+_T = TypeVar("_T")
 _Self = TypeVar("_Self", bound="Base")
 
 
@@ -145,30 +146,36 @@ class Base:
         return self._found[0]
 
     def _terms(self) -> Terms:
-        return acquisition.terms(self.timeout or DEFAULT_TIMEOUT, self.max_hold, self.renew)
+        return terms_of(self.timeout or DEFAULT_TIMEOUT, self.max_hold, self.renew)
 
-    def _request(
+    def _listener(self, tenure: Tenure) -> Callable[[Lost], None]:
+        """Gives the tenure its event. Returns what the watchdog is to call at a loss, which must not keep it alive."""
+        raise NotImplementedError
+
+    def _acquiring(
         self, blocking: Optional[bool], blocking_timeout: Optional[float], token: Union[str, bytes, None]
-    ) -> Request:
+    ) -> Steps[bool]:
         label = token if token is not None else self.label
         if label is None:
             label = f"{socket.gethostname()}:{os.getpid()}"
         label = label.encode() if isinstance(label, str) else bytes(label)
-        acquisition.check_label(label)
-        wait: Optional[int] = 0
+        if len(label) > MAX_LABEL:
+            raise InvalidError(f"the label must not be longer than {MAX_LABEL} bytes, got {len(label)}")
+        patience: Optional[int] = 0
         if self.blocking if blocking is None else blocking:
             limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-            wait = None if limit is None else max(0, acquisition.micros(limit, "blocking_timeout"))
+            patience = None if limit is None else max(0, micros(limit, "blocking_timeout"))
         name = bytes(self.name) if isinstance(self.name, memoryview) else self.name
         watchdog_of(self._place.route(name)[0]).start()
-        return Request(self._place, name, label, self._terms(), wait, self.min_replicas)
-
-    def _hold(self, tenure: Tenure, event: Any, on_lost: Callable[[Lost], None]) -> None:
-        """Whose exception is thrown meanwhile drops the tenure, which releases it."""
-        tenure.event, tenure.entry.on_lost = event, on_lost
+        tenure = yield from acquisition(self._place, name, label, self._terms(), patience, self.min_replicas)
+        if tenure is None:
+            return False
+        # Whose exception is thrown meanwhile drops the tenure, which releases it.
+        tenure.entry.on_lost = self._listener(tenure)
         tenure.entry.keep()
-        logger.debug("acquired %r as %r, fence %d", tenure.entry.key, tenure.owner, tenure.fence)
+        logger.debug("acquired %r as %r, fence %d", name, tenure.owner, tenure.fence)
         self.local.tenure = tenure
+        return True
 
     def _held(self, what: str) -> Tenure:
         tenure = self.local.tenure
@@ -176,61 +183,123 @@ class Base:
             raise NotHeldError(f"Cannot {what} a lock that's not owned or is already unlocked.", self.name)
         return tenure
 
-    def _enter(self, who: Hashable) -> None:
-        self._entered.setdefault(who, []).append(self._held("enter"))
-
-    def _leave(self, who: Hashable) -> Tenure:
-        """What this thread or task has entered last: a `with` releases its own, whatever the lock holds now."""
-        tenures = self._entered.get(who) or next(iter(self._entered.values()))
-        tenure = tenures.pop()
-        for each in [each for each, left in self._entered.items() if not left]:
-            del self._entered[each]
+    def _entering(self, who: Hashable) -> Steps[Tenure]:
+        if not (yield from self._acquiring(None, None, None)):
+            raise BusyError("Unable to acquire lock within the time specified", self.name)
+        tenure = self._held("enter")
+        self._entered.setdefault(who, []).append(tenure)
         return tenure
 
-    def _give_up(self, tenure: Tenure, keep_for: float = 0) -> Optional[tuple[int, Command]]:
-        entry = tenure.entry
-        if entry.pid != os.getpid():
+    def _leaving(self, who: Hashable, *, failed: bool, always: bool = False) -> Steps[None]:
+        """Releases what this thread or task has entered last, whatever the lock holds now. The body's exception wins
+        over the release's.
+        """
+        who = who if who in self._entered else next(iter(self._entered))
+        tenure = self._entered[who].pop()
+        if not self._entered[who]:
+            del self._entered[who]
+        if tenure.concluded:
+            return
+        try:
+            yield from self._releasing(tenure)
+        except Exception as error:
+            lost = isinstance(error, (LockLostError, NotHeldError, ForkedError))
+            if not failed and (always or self.raise_on_release_error or not lost):
+                raise
+            logger.warning("the lock %r was not released at the end of its block: %s", self.name, error)
+
+    def _ours(self, tenure: Tenure) -> None:
+        if tenure.entry.pid != os.getpid():
             raise ForkedError("the lock is that of the process from which this one was forked", self.name)
+
+    def _releasing(self, tenure: Optional[Tenure] = None, keep_for: float = 0) -> Steps[None]:
+        token = self.local.token
+        if tenure is None and self.local.tenure is None and token is not None:
+            self.local.token = None
+            yield from self._as_another(replies.release(self.name, token))
+            return
+        tenure = tenure or self._held("release")
+        self._ours(tenure)
         if self.local.tenure is tenure:
             self.local.tenure = None
+        entry, until = tenure.entry, now() + LONGEST_ATTEMPT
         if entry.lease.given_up:
             raise NotHeldError("Cannot release a lock that's not owned or is already unlocked.", self.name)
-        keep = min(acquisition.micros(keep_for, "the time to keep it"), FURTHEST)
-        return entry.give_up(entry.granted_at + keep)
-
-    def _given_up(self, tenure: Tenure, answer: Answer, again: bool = False) -> None:
+        keep = min(micros(keep_for, "the time to keep it"), FURTHEST)
+        attempt = entry.give_up(entry.granted_at + keep)
+        answer, again = Answer.GONE, False
+        if attempt is not None:
+            sent_at, command = attempt
+            answer, failure = Answer.FAILED, None
+            try:
+                reply, again = yield from ask(self._place, entry.key, command, until)
+                answer = replies.read_answer(reply)
+            except (RefusedError, UnreachableError) as error:
+                failure = error
+            finally:
+                ended = entry.answered(sent_at, answer)
+            if failure is not None:
+                # The watchdog may have more luck, in what is left of the time.
+                if not (yield Outcome(ended, until)) or entry.answer is Answer.FAILED:
+                    raise failure
+                answer = entry.answer
         lost = tenure.outcome(answer, again)
         logger.debug("released %r of %r: %s", self.name, tenure.owner, lost or "yes")
         if lost is not None:
             raise LockLostError(lost, self.name)
 
-    def _extension(self, additional_time: float, replace_ttl: bool, left: int) -> int:
-        extension = acquisition.micros(additional_time, "additional_time")
-        return extension if replace_ttl else extension + max(0, left)
+    def _keeping(self, seconds: float) -> Steps[None]:
+        tenure = self._held("release")
+        tenure.concluded = True
+        yield from self._releasing(tenure, seconds)
 
-    def _extendable(self, what: str) -> None:
-        if self.local.token is None:
+    def _extending(self, what: str, additional_time: Optional[float], replace_ttl: bool) -> Steps[bool]:
+        token, tenure = self.local.token, self.local.tenure
+        if token is None:
             raise NotHeldError(f"Cannot {what} an unlocked lock", self.name)
         if self.timeout is None:
             raise NotHeldError(f"Cannot {what} a lock with no timeout", self.name)
+        ttl = micros(additional_time, "additional_time")
+        if tenure is not None:
+            future = self._renewal(tenure, ttl if replace_ttl else ttl + max(0, tenure.left()))
+            yield Outcome(future)
+            future.result()
+            return True
+        if not replace_ttl:
+            info = yield from self._asking_for_info()
+            ttl += round((info.ttl if info and info.ttl else 0) * SECOND)
+        yield from self._as_another(replies.renew(self.name, token, ttl))
+        return True
 
     def _renewal(self, tenure: Tenure, ttl: int) -> Future[None]:
-        if tenure.entry.pid != os.getpid():
-            raise ForkedError("the lock is that of the process from which this one was forked", self.name)
+        self._ours(tenure)
         return tenure.entry.renew(ttl)
 
-    def _judge_another(self, reply: Any) -> bool:
-        """What was answered for a token that was acquired elsewhere."""
+    def _as_another(self, command: Command) -> Steps[None]:
+        """For a token that was acquired elsewhere."""
+        reply, _ = yield from ask(self._place, self.name, command, now() + LONGEST_ATTEMPT)
         answer = replies.read_answer(reply)
         if answer is not Answer.YES:
             raise LockLostError(Lost.TAKEN if answer is Answer.TAKEN else Lost.GONE, self.name)
-        return True
+
+    def _asking_for_info(self) -> Steps[Optional[Info]]:
+        reply, _ = yield from ask(self._place, self.name, replies.info(self.name), now() + LONGEST_ATTEMPT)
+        return replies.read_info(reply)
 
     def _is_owner(self, info: Optional[Info]) -> bool:
         token, tenure = self.local.token, self.local.tenure
-        if token is None or info is None or info.owner is None or (tenure and tenure.entry.pid != os.getpid()):
+        if token is None or info is None or (tenure and tenure.entry.pid != os.getpid()):
             return False
         return info.owner in (token, token.partition(b":")[2])
+
+    def _lost_event(self, otherwise: _T) -> _T:
+        tenure = self.local.tenure
+        if tenure is None:
+            return otherwise
+        if tenure.lost() is not None:
+            tenure.event.set()
+        event: _T = tenure.event
+        return event
 
     @property
     def fence(self) -> Optional[int]:
@@ -292,9 +361,7 @@ class Lock(Base):
         Raises:
             BusyError: a LockError, if it was not to be had in time. The body does not run.
         """
-        if not self.acquire():
-            raise BusyError("Unable to acquire lock within the time specified", self.name)
-        self._enter(threading.get_ident())
+        _run(self._entering(threading.get_ident()))
         return self
 
     def __exit__(
@@ -309,15 +376,7 @@ class Lock(Base):
             LockLostError: if it was lost, unless `raise_on_release_error` is False.
             UnreachableError, RefusedError: if nobody answered within 5 s, or with an error.
         """
-        tenure = self._leave(threading.get_ident())
-        if tenure.concluded:
-            return
-        try:
-            self._release(tenure)
-        except Exception as error:
-            if exc_type is None and (self.raise_on_release_error or not is_lock_error(error)):
-                raise
-            logger.warning("the lock %r was not released at the end of its block: %s", self.name, error)
+        _run(self._leaving(threading.get_ident(), failed=exc_type is not None))
 
     def acquire(
         self,
@@ -343,19 +402,22 @@ class Lock(Base):
             RefusedError: a ResponseError, if the server does not want to; `ModuleMissingError` if it has no Lockkeeper.
             InvalidError: if a time or the token cannot be used; nothing was sent.
         """
-        request = self._request(blocking, blocking_timeout, token)
-        tenure = _carry_out(request)
-        if tenure is None:
-            return False
+        return _run(self._acquiring(blocking, blocking_timeout, token))
+
+    def _listener(self, tenure: Tenure) -> Callable[[Lost], None]:
         event, on_lost = threading.Event(), self.on_lost
+        tenure.event = event
 
         def lost(why: Lost) -> None:
             event.set()
             if on_lost is not None:
-                _in_a_thread(on_lost, why)
+                # The watchdog has other locks to keep.
+                try:
+                    threading.Thread(target=on_lost, args=(why,), name="lockkeeper-lost", daemon=True).start()
+                except RuntimeError:
+                    logger.warning("the interpreter is shutting down: nobody is told that the lock is lost")
 
-        self._hold(tenure, event, lost)
-        return True
+        return lost
 
     @property
     def lost(self) -> threading.Event:
@@ -363,13 +425,7 @@ class Lock(Base):
         another; a deletion or a takeover by force is learnt at the next renewal, a third of the timeout later at
         most.
         """
-        tenure = self.local.tenure
-        if tenure is None:
-            return threading.Event()
-        event: threading.Event = tenure.event
-        if tenure.lost() is not None:
-            event.set()
-        return event
+        return self._lost_event(threading.Event())
 
     def release(self) -> None:
         """Releases the lock. Renewal stops first.
@@ -380,42 +436,13 @@ class Lock(Base):
             UnreachableError, RefusedError: if nobody answered within 5 s, or with an error; it is tried on in the
                 background until the lock has ended by itself.
         """
-        token = self.local.token
-        if token is not None and self.local.tenure is None:
-            self.local.token = None
-            self._as_another(replies.release(self.name, token))
-        else:
-            self._release(self._held("release"))
+        _run(self._releasing())
 
     def release_after(self, seconds: float) -> None:
         """As `release`, but the lock stays taken until so long after it was granted. It does not wait. For a job
         that runs at the same minute on several machines and is done sooner than their clocks differ.
         """
-        tenure = self._held("release")
-        tenure.concluded = True
-        self._release(tenure, seconds)
-
-    def _release(self, tenure: Tenure, keep_for: float = 0) -> None:
-        attempt = self._give_up(tenure, keep_for)
-        answer, again = Answer.GONE, False
-        if attempt is not None:
-            (sent_at, command), until = attempt, now() + LONGEST_ATTEMPT
-            answer = Answer.FAILED
-            try:
-                reply, again = ask(self._place, tenure.entry.key, Ask(command, until))
-                answer = replies.read_answer(reply)
-            except (RefusedError, UnreachableError):
-                # The watchdog may have more luck, in what is left of the time.
-                ended = tenure.entry.answered(sent_at, answer)
-                if not wait({ended}, max(0, until - now()) / SECOND).done or tenure.entry.answer is answer:
-                    raise
-                answer = tenure.entry.answer
-            except BaseException:
-                tenure.entry.answered(sent_at, answer)
-                raise
-            else:
-                tenure.entry.answered(sent_at, answer)
-        self._given_up(tenure, answer, again)
+        _run(self._keeping(seconds))
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
         """Adds seconds to what remains of the lock, or with `replace_ttl` makes it last for so long from now; this
@@ -423,232 +450,58 @@ class Lock(Base):
 
         Raises: as `release`; and NotHeldError if the lock was made without a timeout, which is renewed anyway.
         """
-        self._extendable("extend")
-        tenure = self.local.tenure
-        if tenure is None:
-            left = 0 if replace_ttl else round(((self.info() or NOBODY).ttl or 0) * SECOND)
-            ttl = self._extension(additional_time, replace_ttl, left)
-            return self._as_another(replies.renew(self.name, self.local.token or b"", ttl))
-        return self._renew(tenure, self._extension(additional_time, replace_ttl, tenure.left()))
+        return _run(self._extending("extend", additional_time, replace_ttl))
 
     def reacquire(self) -> bool:
         """Makes the lock last for its timeout from now.
 
         Raises: as `extend`.
         """
-        self._extendable("reacquire")
-        tenure = self.local.tenure
-        if tenure is None:
-            return self._as_another(replies.renew(self.name, self.local.token or b"", self._terms().ttl))
-        return self._renew(tenure, self._terms().ttl)
-
-    def _renew(self, tenure: Tenure, ttl: int) -> bool:
-        self._renewal(tenure, ttl).result()
-        return True
-
-    def _as_another(self, command: Command) -> bool:
-        """For a token that was acquired elsewhere."""
-        return self._judge_another(self._ask_server(command))
-
-    def _ask_server(self, command: Command) -> Any:
-        return ask(self._place, self.name, Ask(command, now() + LONGEST_ATTEMPT))[0]
+        return _run(self._extending("reacquire", self.timeout, True))
 
     def info(self) -> Optional[Info]:
         """Who holds the lock and who waits for it, whoever that is; None if nobody does either."""
-        return replies.read_info(self._ask_server(replies.info(self.name)))
+        return _run(self._asking_for_info())
 
     def locked(self) -> bool:
         """Whether anybody holds it."""
-        return (self.info() or NOBODY).owner is not None
+        info = self.info()
+        return info is not None and info.owner is not None
 
     def owned(self) -> bool:
         """Whether the server says that this lock object holds it. See `check` for what asks nobody."""
         return self._is_owner(self.info())
 
 
-NOBODY = Info(None, None, None, None, 0, [])
-
-
-def is_lock_error(error: Exception) -> bool:
-    return isinstance(error, (LockLostError, NotHeldError, ForkedError))
-
-
-def _in_a_thread(call: Callable[[Lost], Any], lost: Lost) -> None:
-    """The watchdog has other locks to keep."""
+def _run(steps: Steps[_T]) -> _T:
+    """Waits for what the steps want to wait for, in this thread."""
     try:
-        threading.Thread(target=call, args=(lost,), name="lockkeeper-lost", daemon=True).start()
-    except RuntimeError:
-        logger.warning("the interpreter is shutting down: nobody is told that the lock is lost")
-
-
-def _carry_out(request: Request) -> Optional[Tenure]:
-    steps = acquisition.acquisition(request)
-    try:
-        step: Step = next(steps)
+        step = next(steps)
         while True:
             try:
-                result = _perform(request, step)
+                result: Any = None
+                if isinstance(step, Reply):
+                    result = _replied(step)
+                elif isinstance(step, Dial):
+                    result = step.node.dial((step.until - now()) / SECOND)
+                elif isinstance(step, Outcome):
+                    limit = None if step.until is None else max(0, step.until - now()) / SECOND
+                    result = bool(wait_for({step.future}, limit).done)
+                else:
+                    time.sleep(max(0, step.until - now()) / SECOND)
             except BaseException as error:
                 step = steps.throw(error)
             else:
                 step = steps.send(result)
     except StopIteration as stop:
-        tenure: Optional[Tenure] = stop.value
-        return tenure
+        value: _T = stop.value
+        return value
+    finally:
+        steps.close()
 
 
-def _perform(request: Request, step: Step) -> Any:
-    if isinstance(step, Ask):
-        return ask(request.place, request.key, step)[0]
-    if isinstance(step, Wait):
-        return _wait(request.place, request.key, step)
-    time.sleep(max(0, step.until - now()) / SECOND)
-    return None
-
-
-class OutOfTime(Exception):
-    """Nobody answered: what was asked is under way."""
-
-
-def _receive(connection: Any, until: int) -> Any:
-    """The next reply, errors included."""
-    while not connection.can_read(min(TICK, max(0, until - now()) / SECOND)):
-        if now() >= until:
-            raise OutOfTime
-    try:
-        return read(connection)
-    except REPLIED as error:
-        return error
-
-
-def ask(place: Place, key: Key, step: Ask) -> tuple[Any, bool]:
-    """Sends a command and reads its reply. Returns whether it may have been carried out before, too: it was sent again
-    after a kept connection turned out to be dead.
-
-    Raises:
-        UnreachableError, RefusedError
-    """
-    node, asking = place.route(key)
-    connection, again = node.take_idle(), False
-    used = sent = connection is not None
-    try:
-        while True:
-            if connection is None:
-                used, connection = False, node.dial((step.until - now()) / SECOND)
-            try:
-                sent = True
-                send(connection, *commands_of(step, asking))
-                answers = [_receive(connection, step.until) for _ in commands_of(step, asking)]
-                if not used or not any(is_elsewhere(answer) for answer in answers):
-                    break
-                connection.disconnect()
-                connection = None
-            except BROKEN:
-                connection.disconnect()
-                if not used:
-                    raise
-                connection, again = None, True
-    except BROKEN as error:
-        raise failed(place, key, node, error, sent=sent) from error
-    except BaseException as error:
-        if connection is not None:
-            if step.undo is None:
-                connection.disconnect()
-            else:
-                watchdog_of(node).drain(end(connection, step.undo))
-        if isinstance(error, OutOfTime):
-            raise failed(place, key, node, out_of_time(node, released=step.undo is not None)) from None
-        raise
-    node.give(connection)
-    return judged(place, key, node, step, answers), again
-
-
-def commands_of(step: Union[Ask, Wait], asking: bool) -> list[Command]:
-    commands: list[Command] = [("ASKING",)] if asking else []
-    commands.append(step.command)
-    if isinstance(step, Ask) and step.min_replicas:
-        commands.append(replies.replicas(step.min_replicas, step.until - now()))
-    return commands
-
-
-def judged(place: Place, key: Key, node: Any, step: Union[Ask, Wait], answers: list[Any]) -> Any:
-    """The reply that counts, or the error."""
-    replicas = isinstance(step, Ask) and step.min_replicas
-    reply = answers[-2] if replicas else answers[-1]
-    if isinstance(reply, Exception):
-        raise failed(place, key, node, reply)
-    if replicas and reply is not None and not (isinstance(answers[-1], int) and answers[-1] >= replicas):
-        raise RefusedError(f"NOREPLICAS {answers[-1]} acknowledged, {replicas} are needed")
-    return reply
-
-
-def probe_of(step: Wait, at: int) -> Ask:
-    """The question whether who is to wake us up is still there."""
-    limit = at + min(step.interval, LONGEST_ATTEMPT)
-    return Ask(step.probe, limit if step.until is None else min(limit, step.until))
-
-
-def check_route(place: Place, key: Key, node: Any) -> None:
-    if place.route(key)[0] is not node:
-        raise UnreachableError(f"{node} does not answer for the key any more")
-
-
-def out_of_time(node: Any, *, released: bool) -> UnreachableError:
-    error = UnreachableError(f"{node} did not answer in time")
-    error.released = released
-    return error
-
-
-def failed(
-    place: Place, key: Key, node: Any, error: BaseException, *, sent: bool = True
-) -> Union[RefusedError, UnreachableError]:
-    """The error to be raised, after the place has heard of it."""
-    ours = replies.translated(error, str(node))
-    if isinstance(ours, UnreachableError):
-        ours.passing, ours.sent = node.reached, sent
-    place.failed(key, node, ours)
-    return ours
-
-
-def _wait(place: Place, key: Key, step: Wait) -> Any:
-    node, asking = place.route(key)
-    connection: Any = None
-    try:
-        connection = node.take_idle() or node.dial()
-        send(connection, *commands_of(step, asking))
-        if asking:
-            read(connection)
-        probe_at = now() + step.interval
-        while True:
-            at = now()
-            until = min(at + round(TICK * SECOND), probe_at)
-            if step.until is not None:
-                until = min(until, step.until)
-            if connection.can_read(max(0, until - at) / SECOND):
-                break
-            at = now()
-            if step.until is not None and at >= step.until:
-                raise OutOfTime
-            if at >= probe_at:
-                try:
-                    ask(place, key, probe_of(step, at))
-                    check_route(place, key, node)
-                except (RefusedError, UnreachableError):
-                    # Unless it has answered meanwhile. The same owner, asking again, keeps its place.
-                    if not connection.can_read(0):
-                        connection.disconnect()
-                        raise
-                probe_at = now() + step.interval
-        answer = _receive(connection, now() + LONGEST_ATTEMPT)
-    except BROKEN as error:
-        if connection is not None:
-            connection.disconnect()
-        raise failed(place, key, node, error) from error
-    except BaseException as error:
-        if connection is not None:
-            watchdog_of(node).drain(end(connection, step.undo))
-        if isinstance(error, OutOfTime):
-            raise failed(place, key, node, out_of_time(node, released=True)) from None
-        raise
-    node.give(connection)
-    return judged(place, key, node, step, [answer])
+def _replied(step: Reply) -> bool:
+    while not step.connection.can_read(min(TICK, max(0, step.until - now()) / SECOND)):
+        if now() >= step.until:
+            return False
+    return True
