@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from itertools import count
+from itertools import count, groupby
 from queue import Empty, SimpleQueue
 from typing import Any, Callable, Optional, Union
 
@@ -27,7 +27,7 @@ from . import replies
 from .clock import now
 from .connections import KEEP, Node, Place, read, send
 from .errors import BROKEN, REPLIED, LockLostError, RefusedError, UnreachableError, is_elsewhere
-from .lease import LONGEST_ATTEMPT, SECOND, Answer, End, Idle, Lease, Lose, Lost, Release, Renew, Sleep, Terms
+from .lease import LONGEST_ATTEMPT, SECOND, Action, Answer, Idle, Lease, Lose, Lost, Release, Renew, Sleep, Terms
 from .replies import Command, Key
 
 logger = logging.getLogger("redis_lockkeeper")
@@ -35,9 +35,6 @@ logger = logging.getLogger("redis_lockkeeper")
 #: Timers stand still while the machine is suspended. So that a loss is told within a second after it wakes
 #: up, no sleep is longer.
 LONGEST_SLEEP = SECOND
-
-#: One pipeline must not keep the server from others: a thousand renewals take it a millisecond or two.
-BATCH = 1000
 
 #: How many dials may be under way: a handshake that takes longer than one attempt must come to its end, and
 #: one that hangs must not be the only one.
@@ -48,8 +45,6 @@ FAREWELL = 2.0
 
 # Made for one look: `epoll` would be a descriptor more.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
-
-_Error = Union[RefusedError, UnreachableError]
 
 # One for all leases: they change hands between watchdogs when slots move. Finalisers, which may run at
 # any moment in any thread, never take it.
@@ -90,31 +85,20 @@ class Entry:
         #: Who waits for the end.
         self.ending: list[Future[None]] = []
 
-    def __lt__(self, other: Entry) -> bool:
-        return id(self) < id(other)
-
     def keep(self) -> None:
         """Has it looked after from now on."""
         with _mutex:
-            self.watchdog._start()
-            self.watchdog._entries.add(self)
-            self.watchdog._schedule(self, self.lease.due_at)
+            self.watchdog._take(self, self.lease.due_at)
 
-    def renew(self, ttl: Optional[int] = None) -> Future[None]:
-        """Renews now, for another ttl if one is given."""
-        future: Future[None] = Future()
-        # From now on nobody can cancel it.
-        future.set_running_or_notify_cancel()
-        at = now()
+    def renew(self, ttl: int) -> Future[None]:
+        """Renews now, for this ttl."""
+        future, at = _running(), now()
         with _mutex:
             if self.lease.lost is not None or self.lease.given_up:
                 future.set_exception(LockLostError(self.lease.lost or Lost.GONE, self.key))
                 return future
             self.renewing.append((at, future))
-            if ttl is None:
-                self.lease.renew_now(at)
-            else:
-                self.lease.extend(ttl, at)
+            self.lease.extend(ttl, at)
             self.watchdog._schedule(self, at)
         return future
 
@@ -126,80 +110,81 @@ class Entry:
             at = now()
             self.lease.give_up(not_before, at)
             self.at = None
-            for _, future in self.renewing:
-                future.set_exception(LockLostError(Lost.GONE, self.key))
-            self.renewing.clear()
+            self._fail_renewals(Lost.GONE)
             action = self.lease.next(at)
             if isinstance(action, Sleep) and action.until == at + 1:
                 at += 1
                 action = self.lease.next(at)
-            if isinstance(action, Release):
-                return at, replies.release(self.key, self.owner)
-            if isinstance(action, Renew):
-                return at, replies.renew(self.key, self.owner, action.ttl)
-            self._end()
-            return None
-
-    def leave(self) -> None:
-        """Forgets it; it lapses by itself."""
-        with _mutex:
-            self.at = None
-            self._end()
-
-    def _end(self) -> None:
-        self.watchdog._entries.discard(self)
-        for future in self.ending:
-            future.set_result(None)
-        self.ending.clear()
+            command = self._command(action)
+            if command is None:
+                self._end()
+                return None
+            return at, command
 
     def answered(self, sent_at: int, answer: Answer) -> Future[None]:
         """What the caller's attempt to give it up came to; the watchdog tries on if it failed. Returns what tells of
         the end.
         """
-        ended: Future[None] = Future()
-        ended.set_running_or_notify_cancel()
+        ended = _running()
         with _mutex:
             self.ending.append(ended)
             self.lease.answered(sent_at, answer, now())
             self.answer = answer
             if answer is Answer.FAILED:
-                self.watchdog._start()
-                self.watchdog._entries.add(self)
-                self.watchdog._schedule(self, now())
+                self.watchdog._take(self, now())
             else:
                 self._end()
         return ended
+
+    def leave(self) -> None:
+        """Forgets it; it lapses by itself."""
+        with _mutex:
+            self._end()
 
     def abandon(self) -> None:
         """For finalisers: gives it up some time soon."""
         self.watchdog._abandoned.put(self)
         self.watchdog.wake()
 
+    def _command(self, action: Action) -> Optional[Command]:
+        if isinstance(action, Renew):
+            return replies.renew(self.key, self.owner, action.ttl)
+        return replies.release(self.key, self.owner) if isinstance(action, Release) else None
 
-class Batch:
-    """Commands that are given up together, and the replies that came so far."""
+    def _fail_renewals(self, lost: Lost) -> None:
+        for _, future in self.renewing:
+            future.set_exception(LockLostError(lost, self.key))
+        self.renewing.clear()
 
-    def __init__(self, min_replicas: int, give_up_at: int) -> None:
-        self.min_replicas, self.give_up_at = min_replicas, give_up_at
-        self.items: list[tuple[Entry, int]] = []
-        self.commands: list[Command] = []
-        #: Which entry a reply is for; None for the reply to ASKING.
-        self.expected: deque[Optional[int]] = deque()
-        self.replies: list[Any] = []
+    def _end(self) -> None:
+        self.at = None
+        self.watchdog._entries.discard(self)
+        for future in self.ending:
+            future.set_result(None)
+        self.ending.clear()
 
-    def add(self, entry: Entry, sent_at: int, command: Command) -> None:
-        if entry.asking:
-            self.commands.append(("ASKING",))
-            self.expected.append(None)
-        entry.asking = False
-        self.expected.append(len(self.items))
-        self.items.append((entry, sent_at))
-        self.commands.append(command)
+    def __str__(self) -> str:
+        return f"{self.key!r} of {self.owner.decode(errors='replace')}"
 
-    def seal(self) -> None:
-        if self.min_replicas:
-            self.commands.append(replies.replicas(self.min_replicas, self.give_up_at - now()))
-            self.expected.append(len(self.items))
+
+def _running() -> Future[None]:
+    """A future that nobody can cancel."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+class _Attempt:
+    """One command for one entry, from when it is due until it is answered."""
+
+    def __init__(self, entry: Entry, sent_at: int, action: Union[Renew, Release]) -> None:
+        self.entry, self.sent_at, self.give_up_at = entry, sent_at, action.give_up_at
+        self.command = entry._command(action) or ()
+        # A release that no replica knows of ends by the ttl, which is harmless.
+        self.min_replicas = entry.min_replicas if isinstance(action, Renew) else 0
+        self.asking, entry.asking = entry.asking, False
+        #: What the server said, while it is not known what its replicas have of it.
+        self.reply: Any = None
 
 
 class Watchdog:
@@ -215,17 +200,34 @@ class Watchdog:
         self._looks_at, self._used_at = 0, 0
         self._bell: Optional[tuple[socket.socket, socket.socket]] = None
         self._connection: Any = None
-        self._in_flight: deque[Batch] = deque()
-        self._unsent: list[Batch] = []
-        self._dials: list[int] = []
+        #: For whom the next replies are: an attempt, nobody (ASKING), or all whose replicas have been asked about.
+        self._expected: deque[Union[_Attempt, list[_Attempt], None]] = deque()
+        self._unsent: list[_Attempt] = []
+        self._dials = 0
         self._dialled: SimpleQueue[Any] = SimpleQueue()
-        self._draining: list[tuple[socket.socket, int]] = []
+        self._draining: dict[socket.socket, int] = {}
         self.closing = False
 
     def start(self) -> None:
         """Before anything is asked: where it cannot start, nothing is taken."""
         with _mutex:
             self._start()
+
+    def wake(self) -> None:
+        """From any thread at any moment: it takes no lock."""
+        bell = self._bell
+        if bell is not None:
+            # Full is loud enough.
+            with suppress(OSError):
+                bell[1].send(b"!")
+
+    def drain(self, sock: Optional[socket.socket]) -> None:
+        """Reads a connection to its end, and then closes it."""
+        if sock is not None:
+            with _mutex:
+                self._start()
+                self._draining[sock] = now() + LONGEST_ATTEMPT
+            self.wake()
 
     def _start(self) -> None:
         self._used_at = now()
@@ -246,26 +248,16 @@ class Watchdog:
                 each.close()
             raise UnreachableError(f"no watchdog can be started: {error}") from error
 
-    def wake(self) -> None:
-        """From any thread at any moment: it takes no lock."""
-        bell = self._bell
-        if bell is not None:
-            # Full is loud enough.
-            with suppress(OSError):
-                bell[1].send(b"!")
-
-    def drain(self, sock: Optional[socket.socket]) -> None:
-        """Reads a connection to its end, and then closes it."""
-        if sock is not None:
-            with _mutex:
-                self._start()
-                self._draining.append((sock, now() + LONGEST_ATTEMPT))
-            self.wake()
+    def _take(self, entry: Entry, at: int) -> None:
+        self._start()
+        entry.watchdog = self
+        self._entries.add(entry)
+        self._schedule(entry, at)
 
     def _schedule(self, entry: Entry, at: int) -> None:
         entry.at = at
         heapq.heappush(self._heap, (at, next(_order), entry))
-        if len(self._heap) > 2 * len(self._entries) + BATCH:
+        if len(self._heap) > 2 * len(self._entries) + 1000:
             self._heap = [item for item in self._heap if item[2].at == item[0]]
             heapq.heapify(self._heap)
         if at < self._looks_at:
@@ -290,7 +282,7 @@ class Watchdog:
     def _turn(self, bell: socket.socket) -> bool:
         """Does what is due, and waits for what is next. False when there is nothing left to do."""
         at = now()
-        batches: dict[tuple[int, int], Batch] = {}
+        attempts: list[_Attempt] = []
         lost: list[tuple[Entry, Lost]] = []
         with _mutex:
             self._looks_at = 0
@@ -298,22 +290,20 @@ class Watchdog:
             while self._heap and self._heap[0][0] <= at:
                 due_at, _, entry = heapq.heappop(self._heap)
                 if entry.at == due_at:
-                    self._attend(entry, at, batches, lost)
+                    self._attend(entry, at, attempts, lost)
         for entry, why in lost:
-            self._tell(entry, why)
-        for batch in batches.values():
-            batch.seal()
-            self._send(batch)
-        self._give_up(now())
+            logger.error("the lock %s is lost: %s", entry, why)
+            entry._fail_renewals(why)
+            entry.on_lost(why)
+        self._send(attempts)
+        self._give_up_late(now())
         with _mutex:
             if self._is_idle():
                 self._thread = self._bell = None
                 return False
-            until = [now() + LONGEST_SLEEP]
-            until += [item[0] for item in self._heap[:1]]
-            until += [batch.give_up_at for batch in (*self._unsent, *self._in_flight)]
-            until += [until for _, until in self._draining]
-            self._looks_at = min(until)
+            ends = [attempt.give_up_at for attempt in (*self._unsent, *self._sent())]
+            ends += [item[0] for item in self._heap[:1]]
+            self._looks_at = min([now() + LONGEST_SLEEP, *ends, *self._draining.values()])
         self._listen(bell, max(0, self._looks_at - now()) / SECOND)
         return True
 
@@ -324,75 +314,71 @@ class Watchdog:
                 entry.lease.give_up(0, at)
                 with suppress(UnreachableError):
                     # One that was lost long ago has outlived the thread.
-                    entry.watchdog._start()
-                    entry.watchdog._entries.add(entry)
-                    entry.watchdog._schedule(entry, at)
+                    entry.watchdog._take(entry, at)
 
-    def _attend(
-        self, entry: Entry, at: int, batches: dict[tuple[int, int], Batch], lost: list[tuple[Entry, Lost]]
-    ) -> None:
+    def _attend(self, entry: Entry, at: int, attempts: list[_Attempt], lost: list[tuple[Entry, Lost]]) -> None:
         entry.at = None
-        node = self._node
         # Who was sent here by ASK is asked here.
         if not entry.asking:
+            node = self._node
             with suppress(UnreachableError):
                 node, entry.asking = entry.place.route(entry.key)
-        if node is not self._node:
-            self._entries.discard(entry)
-            entry.watchdog = watchdog_of(node)
-            entry.watchdog._start()
-            entry.watchdog._entries.add(entry)
-            entry.watchdog._schedule(entry, at)
-            return
+            if node is not self._node:
+                self._entries.discard(entry)
+                watchdog_of(node)._take(entry, at)
+                return
         while True:
             action = entry.lease.next(at)
-            if isinstance(action, Sleep):
-                self._schedule(entry, action.until)
-                return
             if isinstance(action, Lose):
                 lost.append((entry, action.lost))
-                continue
-            if isinstance(action, Idle):
-                self._entries.discard(entry)
-                return
-            if isinstance(action, End):
-                entry._end()
-                return
-            if isinstance(action, Renew):
-                command = replies.renew(entry.key, entry.owner, action.ttl)
+            elif isinstance(action, (Renew, Release)):
+                attempts.append(_Attempt(entry, at, action))
             else:
-                command = replies.release(entry.key, entry.owner)
-            # A release that no replica knows of ends by the ttl, which is harmless.
-            replicas = entry.min_replicas if isinstance(action, Renew) else 0
-            batch = batches.get((replicas, action.give_up_at))
-            if batch is None or len(batch.items) >= BATCH:
-                if batch is not None:
-                    batches[(replicas, -next(_order))] = batch
-                batch = batches[(replicas, action.give_up_at)] = Batch(replicas, action.give_up_at)
-            batch.add(entry, at, command)
+                break
+        if isinstance(action, Sleep):
+            self._schedule(entry, action.until)
+        elif isinstance(action, Idle):
+            self._entries.discard(entry)
+        else:
+            entry._end()
 
-    def _tell(self, entry: Entry, lost: Lost) -> None:
-        logger.error("the lock %r of %s is lost: %s", entry.key, entry.owner.decode(errors="replace"), lost)
-        for _, future in entry.renewing:
-            future.set_exception(LockLostError(lost, entry.key))
-        entry.renewing.clear()
-        entry.on_lost(lost)
-
-    def _send(self, batch: Batch) -> None:
+    def _send(self, attempts: list[_Attempt]) -> None:
+        if not attempts:
+            return
         if self._connection is None:
             self._connection = self._node.take_idle()
         if self._connection is None:
-            self._unsent.append(batch)
+            self._unsent += attempts
             if not self._dials:
                 self._dial()
             return
-        self._in_flight.append(batch)
+        commands: list[Command] = []
+        until = min(attempt.give_up_at for attempt in attempts)
+        attempts.sort(key=lambda attempt: attempt.min_replicas)
+        for min_replicas, group in groupby(attempts, lambda attempt: attempt.min_replicas):
+            together = list(group)
+            for attempt in together:
+                if attempt.asking:
+                    commands.append(("ASKING",))
+                    self._expected.append(None)
+                commands.append(attempt.command)
+                self._expected.append(attempt)
+            if min_replicas:
+                commands.append(replies.replicas(min_replicas, until - now()))
+                self._expected.append(together)
         try:
             # A hung server with its buffers full must not keep us for longer than the attempt.
-            self._connection._sock.settimeout(max(0.001, (batch.give_up_at - now()) / SECOND))
-            send(self._connection, *batch.commands)
+            self._connection._sock.settimeout(max(0.001, (until - now()) / SECOND))
+            send(self._connection, *commands)
         except BROKEN as error:
             self._hang_up(error)
+
+    def _sent(self) -> list[_Attempt]:
+        """What was sent and is not answered yet."""
+        sent: dict[_Attempt, None] = {}
+        for each in self._expected:
+            sent.update(dict.fromkeys(each if isinstance(each, list) else [each] if each else []))
+        return list(sent)
 
     def _dial(self) -> None:
         def dial() -> None:
@@ -402,7 +388,7 @@ class Watchdog:
                 self._dialled.put(error)
             self.wake()
 
-        self._dials.append(now())
+        self._dials += 1
         try:
             threading.Thread(target=dial, name="lockkeeper-dial", daemon=True).start()
         except RuntimeError:
@@ -413,54 +399,50 @@ class Watchdog:
         with suppress(Empty):
             while True:
                 dialled = self._dialled.get_nowait()
-                self._dials.pop(0)
-                if isinstance(dialled, Exception):
-                    if not self._dials:
-                        unsent, self._unsent = self._unsent, []
-                        self._fail(unsent, replies.translated(dialled, str(self._node)))
-                elif self._connection is not None:
-                    self._node.give(dialled)
-                else:
+                self._dials -= 1
+                if not isinstance(dialled, Exception):
+                    if self._connection is not None:
+                        self._node.give(dialled)
+                        continue
                     self._connection = dialled
-                    unsent, self._unsent = self._unsent, []
-                    for batch in unsent:
-                        self._send(batch)
+                elif self._dials:
+                    continue
+                unsent, self._unsent = self._unsent, []
+                if isinstance(dialled, Exception):
+                    self._fail(unsent, dialled)
+                else:
+                    self._send(unsent)
 
-    def _give_up(self, at: int) -> None:
+    def _give_up_late(self, at: int) -> None:
         """What has run out of time has failed."""
         no_answer = UnreachableError(f"{self._node} did not answer in time")
-        if any(batch.give_up_at <= at for batch in self._in_flight):
+        if any(attempt.give_up_at <= at for attempt in self._sent()):
             self._hang_up(no_answer)
-        late = [batch for batch in self._unsent if batch.give_up_at <= at]
+        late = [attempt for attempt in self._unsent if attempt.give_up_at <= at]
         if late:
-            self._unsent = [batch for batch in self._unsent if batch.give_up_at > at]
+            self._unsent = [attempt for attempt in self._unsent if attempt.give_up_at > at]
             self._fail(late, no_answer)
-            if len(self._dials) < DIALS:
+            if self._dials < DIALS:
                 self._dial()
 
     def _hang_up(self, error: BaseException) -> None:
-        failed, self._in_flight = list(self._in_flight), deque()
+        sent = self._sent()
+        self._expected.clear()
         if self._connection is not None:
             self._connection.disconnect()
             self._connection = None
-        self._fail(failed, replies.translated(error, str(self._node)))
+        self._fail(sent, error)
 
-    def _fail(self, batches: list[Batch], error: _Error) -> None:
-        for batch in batches:
-            if batch.min_replicas:
-                # What the server alone has carried out does not count.
-                batch.replies.clear()
-            batch.replies += [error] * (len(batch.items) - len(batch.replies))
-            self._settle(batch)
+    def _fail(self, attempts: list[_Attempt], error: BaseException) -> None:
+        ours = replies.translated(error, str(self._node))
+        for attempt in attempts:
+            self._settle(attempt, ours)
 
     def _listen(self, bell: socket.socket, timeout: float) -> None:
+        connection = self._connection
         with _Selector() as selector:
-            selector.register(bell, selectors.EVENT_READ)
-            connection = self._connection
-            if connection is not None:
-                selector.register(connection._sock, selectors.EVENT_READ)
-            for sock, _ in self._draining:
-                selector.register(sock, selectors.EVENT_READ)
+            for each in (bell, *self._draining, *([connection._sock] if connection else [])):
+                selector.register(each, selectors.EVENT_READ)
             ready = {key.fileobj for key, _ in selector.select(timeout)}
         if bell in ready:
             with suppress(OSError):
@@ -468,9 +450,8 @@ class Watchdog:
         self._hear_dials()
         if connection is not None and connection is self._connection and connection._sock in ready:
             self._read()
-        at = now()
-        for sock, until in list(self._draining):
-            done = until <= at
+        for sock, until in list(self._draining.items()):
+            done = until <= now()
             if sock in ready:
                 sock.setblocking(False)
                 try:
@@ -481,77 +462,73 @@ class Watchdog:
                     done = True
             if done:
                 sock.close()
-                self._draining.remove((sock, until))
+                del self._draining[sock]
 
     def _read(self) -> None:
         """All replies that are there."""
         try:
             while self._connection is not None and self._connection.can_read(0):
-                if not self._in_flight:
+                if not self._expected:
                     raise UnreachableError(f"{self._node} said something unasked")
-                batch = self._in_flight[0]
                 reply: Any
                 try:
                     reply = read(self._connection)
                 except REPLIED as error:
                     reply = replies.translated(error, str(self._node))
-                if batch.expected.popleft() is not None:
-                    batch.replies.append(reply)
-                if not batch.expected:
-                    self._in_flight.popleft()
-                    self._settle(batch)
+                asked = self._expected.popleft()
+                if isinstance(asked, list):
+                    self._settle_replicated(asked, reply)
+                elif asked is not None and asked.min_replicas:
+                    asked.reply = reply
+                elif asked is not None:
+                    self._settle(asked, reply)
         except BROKEN as error:
             self._hang_up(error)
 
-    def _settle(self, batch: Batch) -> None:
-        """Reports what was answered."""
-        results: list[Union[Answer, _Error]] = []
-        for reply in batch.replies[: len(batch.items)]:
-            if not isinstance(reply, (RefusedError, UnreachableError)):
-                try:
-                    reply = replies.read_answer(reply)
-                except UnreachableError as error:
-                    reply = error
-            results.append(reply)
-        if batch.min_replicas and len(batch.replies) > len(batch.items):
-            acknowledged = batch.replies[-1]
-            if not isinstance(acknowledged, int) or acknowledged < batch.min_replicas:
-                few = RefusedError(f"NOREPLICAS {acknowledged} acknowledged, {batch.min_replicas} are needed")
-                results = [few if result is Answer.YES else result for result in results]
-        at = now()
-        told: list[tuple[Future[None], Union[Answer, _Error]]] = []
-        failures: list[tuple[Entry, _Error]] = []
+    def _settle_replicated(self, attempts: list[_Attempt], acknowledged: Any) -> None:
+        for attempt in attempts:
+            if attempt.reply == 1 and not (isinstance(acknowledged, int) and acknowledged >= attempt.min_replicas):
+                # What the server alone has carried out does not count.
+                words = f"NOREPLICAS {acknowledged} acknowledged, {attempt.min_replicas} are needed"
+                attempt.reply = RefusedError(words)
+            self._settle(attempt, attempt.reply)
+
+    def _settle(self, attempt: _Attempt, reply: Any) -> None:
+        """Reports what was answered, or went wrong."""
+        entry, at, answer = attempt.entry, now(), Answer.FAILED
+        if not isinstance(reply, (RefusedError, UnreachableError)):
+            try:
+                answer = replies.read_answer(reply)
+            except UnreachableError as error:
+                reply = error
+        told: list[Future[None]] = []
         with _mutex:
-            for (entry, sent_at), result in zip(batch.items, results):
-                answer = result if isinstance(result, Answer) else Answer.FAILED
-                if not entry.lease.answered(sent_at, answer, at):
-                    continue
-                entry.answer = answer
-                if not isinstance(result, Answer):
-                    entry.place.failed(entry.key, self._node, result)
-                    failures.append((entry, result))
-                if answer in (Answer.YES, Answer.FAILED):
-                    told += [(future, result) for since, future in entry.renewing if since <= sent_at]
-                    entry.renewing = [(since, future) for since, future in entry.renewing if since > sent_at]
-                    if entry.renewing:
-                        entry.lease.renew_now(at)
-                self._schedule(entry, at)
-        for future, result in told:
-            if isinstance(result, Answer):
+            if not entry.lease.answered(attempt.sent_at, answer, at):
+                return
+            entry.answer = answer
+            if answer is Answer.FAILED:
+                entry.place.failed(entry.key, self._node, reply)
+            if answer in (Answer.YES, Answer.FAILED):
+                told = [future for since, future in entry.renewing if since <= attempt.sent_at]
+                entry.renewing = [(since, future) for since, future in entry.renewing if since > attempt.sent_at]
+                if entry.renewing:
+                    entry.lease.renew_now(at)
+            self._schedule(entry, at)
+        for future in told:
+            if answer is Answer.YES:
                 future.set_result(None)
             else:
-                future.set_exception(result)
-        for entry, failure in failures:
+                future.set_exception(reply)
+        if answer is Answer.FAILED:
             left = (entry.lease.ends_at - at) / SECOND
-            message = "renewing or releasing %r of %s failed, %.1f s are left: %s"
-            logger.warning(message, entry.key, entry.owner.decode(errors="replace"), left, failure)
-        if self._connection is not None and any(is_elsewhere(failure) for _, failure in failures):
-            # Behind the same address there may be another server by now.
-            self._hang_up(UnreachableError(f"{self._node} is not the master"))
+            logger.warning("renewing or releasing %s failed, %.1f s are left: %s", entry, left, reply)
+            if self._connection is not None and is_elsewhere(reply):
+                # Behind the same address there may be another server by now.
+                self._hang_up(UnreachableError(f"{self._node} is not the master"))
 
     def _is_idle(self) -> bool:
         """Whether there is nothing to do, and was not for 10 s. Connections without work wait for it there."""
-        if self._entries or self._in_flight or self._unsent or self._draining or self._dials:
+        if self._entries or self._expected or self._unsent or self._draining or self._dials:
             return False
         if self._connection is not None:
             self._node.give(self._connection)
@@ -583,9 +560,8 @@ def settled(timeout: Optional[float] = None) -> bool:
             watchdog._hear_abandoned(now())
             for entry in watchdog._entries:
                 if entry.lease.given_up:
-                    future: Future[None] = Future()
-                    entry.ending.append(future)
-                    futures.append(future)
+                    futures.append(Future())
+                    entry.ending.append(futures[-1])
     return not wait(futures, timeout).not_done
 
 
