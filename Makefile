@@ -15,7 +15,7 @@ define need
 	$(SUDO) apt-get update && $(SUDO) apt-get install -y --no-install-recommends $(2)$(and $(3), && { $(3); }); }
 endef
 
-.PHONY: help build run install test lint clean build-needs server-needs test-needs
+.PHONY: help build run install test lint clean build-needs server-needs test-needs python-needs
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -46,22 +46,34 @@ test: build test-needs .venv/ready ## run all tests, on the redis-server in SERV
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test --workspace --no-fail-fast; \
 		status=$$?; tests/left-out; exit $$status
 
-.PHONY: test-python test-python-nightly
+.PHONY: test-python test-python-quick test-python-nightly
 
-# An environment for each Python and client library to be tested with, `PYTHON:LIBRARY==VERSION`: by default the
-# oldest and the newest supported release of redis-py, and valkey-py, on the machine's python3.
-PYTHON_TESTS ?= python3:redis==5.0.8 python3:redis==8.1.0 python3:valkey==6.2.0
-PYTHON_VENVS := $(TARGET)/python
+# An environment for each Python and client library to be tested with, `PYTHON:LIBRARY==VERSION`. A Python that is not
+# here is left out; python3 always is.
+PYTHON_QUICK := python3:redis==8.1.0 python3:valkey==6.2.0
+PYTHON_TESTS ?= $(PYTHON_QUICK) python3:redis==5.0.8 python3.9:redis==5.0.8 python3.10:redis==6.4.0 \
+	python3.12:redis==7.4.1 python3.13:redis==8.1.0 python3.13:valkey==6.2.0
+VALKEY := $(TARGET)/servers/valkey-8.1/redis-server
 
-test-python: $(MODULE) $(if $(SERVER),,server-needs) ## test the Python helper, on PYTHON_TESTS='python3.9:redis==5.0.8 …'
+# $(call test-python,VARIABLES,ENVIRONMENTS)
+test-python = $(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') LOCKKEEPER_MODULE='$(abspath $(MODULE))' \
+	$(1) clients/python/test '$(abspath $(TARGET)/python)' $(2)
+
+test-python: python-needs $(if $(SERVER),,$(VALKEY)) ## test the Python helper on PYTHON_TESTS='python3.9:redis==5.0.8 …', valkey-py on Valkey
+	$(call test-python,$(if $(SERVER),,VALKEY='$(abspath $(VALKEY))'),$(PYTHON_TESTS))
+
+test-python-quick: python-needs ## test it on the newest redis-py and valkey-py; a part of `make test`
+	$(call test-python,QUICK=1,$(PYTHON_QUICK))
+
+test-python-nightly: python-needs ## test it under gevent and uvicorn
+	$(call test-python,NIGHTLY=1,python3:redis==8.1.0)
+
+python-needs: $(MODULE) $(if $(SERVER),,server-needs)
 	$(call need,python3 -c 'import ensurepip',python3-venv)
 	$(call need,command -v openssl,openssl)
-	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') LOCKKEEPER_MODULE='$(abspath $(MODULE))' \
-		clients/python/test '$(abspath $(PYTHON_VENVS))' $(PYTHON_TESTS)
 
-test-python-nightly: $(MODULE) $(if $(SERVER),,server-needs) ## the same under gevent and uvicorn
-	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') LOCKKEEPER_MODULE='$(abspath $(MODULE))' NIGHTLY=1 \
-		clients/python/test '$(abspath $(PYTHON_VENVS))' python3:redis==8.1.0
+$(VALKEY):
+	tests/servers/fetch valkey-8.1
 
 .PHONY: chaos
 

@@ -30,6 +30,11 @@ asynchronous = importlib.import_module(f"{LIBRARY}.asyncio")
 AsyncClient = asynchronous.Redis if LIBRARY == "redis" else asynchronous.Valkey
 
 
+def pytest_collection_modifyitems(items):
+    """Those that take long begin first, so that at the end there is nobody to be waited for."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def free_port():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -91,6 +91,7 @@ def in_cache(project, code):
     return said.strip().split("\n")[-1]
 
 
+@pytest.mark.long
 def test_the_last_copy_of_a_book_is_lent_once(project, server, client):
     from conftest import free_port
 
@@ -137,6 +138,7 @@ def test_the_last_copy_of_a_book_is_lent_once(project, server, client):
         web.wait()
 
 
+@pytest.mark.long
 def test_one_management_command_at_a_time(project, client):
     in_cache(project, "from django.core.cache import cache; cache.set('runs', 0); cache.set('pause', 1)")
     first = project("lend")

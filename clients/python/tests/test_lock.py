@@ -91,7 +91,7 @@ def test_max_hold_ends_renewal_and_leaves_time_to_stop_in(client):
 def test_one_that_is_not_renewed_ends_by_itself_and_tells_so_before_another_can_have_it(client):
     lock = client.lock("book", timeout=2, lock_class=Lock.having(renew=False))
     assert lock.acquire()
-    assert lock.remaining() < client.pttl("book") / 1000
+    eventually(lambda: lock.remaining() < client.pttl("book") / 1000, "what is asked later is less")
     assert lock.lost.wait(20)
     assert lock.remaining() == 0
     with pytest.raises(LockLostError) as raised:
@@ -206,8 +206,7 @@ def test_a_wait_ends_in_time_and_leaves_no_place(client):
     first.acquire()
     started = time.monotonic()
     assert not Lock(client, "book").acquire(blocking_timeout=0.3)
-    # The server counts in whole milliseconds.
-    assert 0.299 <= time.monotonic() - started < 3
+    assert 0.3 <= time.monotonic() - started < 3
     assert first.info().waiters == 0
 
 

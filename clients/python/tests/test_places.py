@@ -35,7 +35,7 @@ def test_tls(tmp_path):
         time.sleep(0.8)
         assert held.owned()
         # A wait that is given up, over TLS.
-        assert not Lock(Client(**settings), "book").acquire(blocking_timeout=0.2)
+        assert not Lock(Client(**settings), "book").acquire(blocking_timeout=1)
         eventually(lambda: held.info().waiters == 0)
         held.release()
 
@@ -89,6 +89,7 @@ def sentinel(tmp_path):
     replica.end()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("face", ["threads", "asyncio"])
 def test_a_lock_goes_along_with_a_failover(sentinel, face):
     port, master, replica = sentinel
@@ -165,6 +166,7 @@ def raw_owns(server, key):
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("face", ["threads", "asyncio"])
 def test_locks_of_a_cluster_are_kept_where_they_are_and_where_they_go(nodes, face):
     key = f"book-{face}"
@@ -180,10 +182,10 @@ def test_locks_of_a_cluster_are_kept_where_they_are_and_where_they_go(nodes, fac
             result = call(*args, **more)
             return await result if face == "asyncio" else result
 
-        locks = [kind(client, f"{key}{number}", timeout=1) for number in range(20)]
+        locks = [kind(client, f"{key}{number}", timeout=3) for number in range(20)]
         for lock in locks:
             assert await done(lock.acquire)
-        moving = kind(client, key, timeout=1)
+        moving = kind(client, key, timeout=3)
         assert await done(moving.acquire)
         await asyncio.sleep(1.5)
         for lock in locks:
@@ -198,7 +200,7 @@ def test_locks_of_a_cluster_are_kept_where_they_are_and_where_they_go(nodes, fac
         assert not await done(moving.locked)
         assert await done(moving.acquire)
         other = kind(client, key)
-        assert not await done(other.acquire, blocking_timeout=0.2)
+        assert not await done(other.acquire, blocking_timeout=1)
         await done(moving.release)
         for lock in locks:
             await done(lock.release)

@@ -19,9 +19,9 @@ def _ms(micros: int) -> int:
 
 
 def acquire(key: Key, owner: bytes, ttl: int, wait: Optional[int] = None) -> Command:
-    """`ttl` and `wait` in microseconds; without `wait` it is one try."""
+    """`ttl` and `wait` in microseconds; without `wait` it is one try. A wait is rounded up: nobody waits too short."""
     command = ("LOCK.ACQUIRE", key, owner, _ms(ttl))
-    return command if wait is None else (*command, "WAIT", _ms(wait))
+    return command if wait is None else (*command, "WAIT", _ms(wait + MILLISECOND - 1))
 
 
 def renew(key: Key, owner: bytes, ttl: int) -> Command:
