@@ -8,7 +8,7 @@ import time
 import pytest
 
 import redis_lockkeeper
-from conftest import AsyncClient, eventually, exceptions
+from conftest import AsyncClient, asynchronous, eventually, exceptions
 from redis_lockkeeper import BusyError, InvalidError, LockLostError, Lost, NotHeldError, UnreachableError
 from redis_lockkeeper.asyncio import Lock, close, settled
 
@@ -322,3 +322,25 @@ def test_the_other_kind_of_client_is_refused(server, in_loop):
 
     in_loop(body)
     assert issubclass(InvalidError, exceptions.LockError)
+
+
+class OwnConnection(asynchronous.Connection):
+    pass
+
+
+async def sign_in(connection):
+    await connection.on_connect()
+
+
+@pytest.mark.parametrize("own", [{"connection_class": OwnConnection}, {"redis_connect_func": sign_in}])
+def test_a_connection_that_only_the_loop_could_make_is_refused(in_loop, client, own):
+    """Renewals and clean-up go on when the loop does not: what they need must be to be had in a thread."""
+
+    async def body(redis):
+        settings = {"port": redis.connection_pool.connection_kwargs["port"], **own}
+        pool = asynchronous.ConnectionPool(**settings)
+        with pytest.raises(InvalidError, match="cannot be made in a thread"):
+            Lock(AsyncClient(connection_pool=pool), "book")
+
+    in_loop(body)
+    assert client.keys() == []

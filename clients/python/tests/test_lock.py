@@ -9,7 +9,7 @@ import time
 import pytest
 
 import redis_lockkeeper
-from conftest import LIBRARY, Client, eventually, exceptions
+from conftest import Client, eventually, exceptions, library
 from redis_lockkeeper import (
     BusyError,
     InvalidError,
@@ -21,6 +21,7 @@ from redis_lockkeeper import (
     RefusedError,
     UnreachableError,
 )
+from redis_lockkeeper.replies import read_answer, read_fence
 
 
 def test_a_lock_is_held_renewed_and_released(client):
@@ -443,6 +444,29 @@ def test_a_finaliser_takes_no_lock(client):
     eventually(lambda: client.get("book") is None)
 
 
-def test_the_library_is_the_one_that_is_installed():
+def test_a_connection_class_of_ones_own_is_used(server):
+    made = []
+
+    class OwnConnection(library.Connection):
+        def connect(self):
+            made.append(self)
+            return super().connect()
+
+    pool = library.ConnectionPool(connection_class=OwnConnection, port=server.port)
+    with Lock(Client(connection_pool=pool), "book"):
+        assert made
+
+
+@pytest.mark.parametrize("reply", [b"1", "OK", True, 2, []])
+def test_only_what_is_exactly_an_answer_of_ours_is_one(reply):
+    with pytest.raises(UnreachableError, match="what answers is not Lockkeeper"):
+        read_answer(reply)
+    if reply != 2:
+        with pytest.raises(UnreachableError, match="what answers is not Lockkeeper"):
+            read_fence(reply)
+
+
+def test_errors_and_attributes_are_those_of_the_library(client):
     assert issubclass(LockLostError, exceptions.LockNotOwnedError)
-    assert LIBRARY in ("redis", "valkey")
+    lock = Lock(client, "book")
+    assert lock.redis is lock.valkey is client

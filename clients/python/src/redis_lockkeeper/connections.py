@@ -40,13 +40,13 @@ def _settings(library: str, kind: type, kwargs: dict[str, Any]) -> tuple[type, d
     place come those for threads.
     """
     name = kind.__name__.replace("SentinelManaged", "")
-    crossing = ".asyncio." in kind.__module__
+    crossing = any(".asyncio." in each.__module__ for each in kind.__mro__)
     if crossing or name != kind.__name__:
         module = import_module(f"{library}.connection")
         name = name if hasattr(module, name) else "Connection"
         unknown = name not in _KINDS or kind.__module__.partition(".")[0] != library
         if unknown or (crossing and kwargs.get("redis_connect_func")):
-            raise InvalidError(f"connections of the class {kind.__qualname__} cannot be kept by Lockkeeper")
+            raise InvalidError(f"connections of the class {kind.__name__} cannot be made in a thread, as renewals are")
         kind = getattr(module, name)
     taken = {name for each in kind.__mro__ for name in signature(each.__init__).parameters}  # type: ignore[misc]
     own: dict[str, Any] = {
