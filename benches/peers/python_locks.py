@@ -1,12 +1,15 @@
-"""Runs the locks of redis-py and python-redis-lock, and prints what each client did.
+"""Runs locks from Python, and prints as JSON what each client did, or what it cost.
 
-    python_locks.py VARIANT URL CLIENTS HOLD PAUSE LENGTH
-    python_locks.py VARIANT URL uncontended PAIRS
+    python_locks.py VARIANT URL turns CLIENTS HOLD PAUSE LENGTH      threads, or with LENGTH `processes` behind it
+    python_locks.py VARIANT URL pairs PAIRS                          acquire and release of a free lock
+    python_locks.py VARIANT URL kept LOCKS SECONDS                   so many locks are held for so long
 
-Clients are threads, each with a connection of its own; times are in seconds.
+Each client has a connection of its own; times are in seconds.
 """
 
+import asyncio
 import json
+import multiprocessing
 import os
 import random
 import sys
@@ -14,13 +17,17 @@ import threading
 import time
 
 import redis
+import redis.asyncio
 import redis_lock
+
+import redis_lockkeeper
+import redis_lockkeeper.asyncio
 
 TTL = 30
 
 
 class RedisPy:
-    def __init__(self, url, sleep):
+    def __init__(self, url, sleep=0.1):
         # No socket timeout: the lock is what is measured, not the patience of the client.
         self.lock = redis.Redis.from_url(url, socket_timeout=None).lock("lock", timeout=TTL, sleep=sleep)
 
@@ -29,6 +36,24 @@ class RedisPy:
 
     def release(self):
         self.lock.release()
+
+
+class Helper(RedisPy):
+    def __init__(self, url):
+        self.lock = redis_lockkeeper.Lock(redis.Redis.from_url(url), "lock", timeout=TTL)
+
+
+class Commands:
+    """The two commands of the helper through redis-py: what is left of its cost is redis-py's own."""
+
+    def __init__(self, url):
+        self.client = redis.Redis.from_url(url, socket_timeout=None)
+
+    def acquire(self):
+        self.client.execute_command("LOCK.ACQUIRE", "lock", "owner", TTL * 1000)
+
+    def release(self):
+        self.client.execute_command("LOCK.RELEASE", "lock", "owner")
 
 
 class PythonRedisLock:
@@ -44,21 +69,33 @@ class PythonRedisLock:
         self.lock.release()
 
 
+def redis_py_asyncio(url):
+    return redis.asyncio.Redis.from_url(url, socket_timeout=None).lock("lock", timeout=TTL)
+
+
+def helper_asyncio(url):
+    return redis_lockkeeper.asyncio.Lock(redis.asyncio.Redis.from_url(url), "lock", timeout=TTL)
+
+
 VARIANTS = {
-    "redis-py": lambda url: RedisPy(url, 0.1),
+    "redis-py": RedisPy,
     "redis-py-5ms": lambda url: RedisPy(url, 0.005),
+    "redis-py-asyncio": redis_py_asyncio,
     "python-redis-lock": PythonRedisLock,
+    "commands": Commands,
+    "helper": Helper,
+    "helper-asyncio": helper_asyncio,
 }
 
 
 class Client(threading.Thread):
-    def __init__(self, lock, hold, pause):
+    def __init__(self, lock, hold, pause, ready):
         super().__init__(daemon=True)
-        self.lock, self.hold, self.pause = lock, hold, pause
+        self.lock, self.hold, self.pause, self.ready = lock, hold, pause, ready
         self.turns, self.waiting_since = [], None
 
     def run(self):
-        ready.wait()
+        self.ready.wait()
         while True:
             asked = self.waiting_since = time.monotonic()
             self.lock.acquire()
@@ -71,38 +108,105 @@ class Client(threading.Thread):
                 time.sleep(random.uniform(0, self.pause))
 
 
-variant, url, clients = sys.argv[1:4]
-if clients == "uncontended":
-    lock, pairs = VARIANTS[variant](url), int(sys.argv[4])
-    for warm_up in (True, False):
-        start = time.perf_counter()
-        for _ in range(pairs):
-            lock.acquire()
-            lock.release()
-    print(1e6 * (time.perf_counter() - start) / pairs)
-    sys.exit()
+def turns(make, url, clients, hold, pause, length, how="threads"):
+    clients, hold, pause, length = int(clients), float(hold), float(pause), float(length)
+    context = multiprocessing.get_context("fork")
+    ready = (context if how == "processes" else threading).Barrier(clients + 1)
 
-hold, pause, length = map(float, sys.argv[4:7])
-ready = threading.Barrier(int(clients) + 1)
-threads = [Client(VARIANTS[variant](url), hold, pause) for _ in range(int(clients))]
-for thread in threads:
-    thread.start()
-ready.wait()
-start = time.monotonic()
-time.sleep(length)
-# The threads run on: what they do from here on is not counted.
-logs = [(list(thread.turns), thread.waiting_since) for thread in threads]
-end = start + length
-print(
-    json.dumps(
-        [
-            {
-                "turns": [[t - start for t in turn] for turn in turns if turn[2] < end],
-                "waiting_since": waiting and waiting - start,
-            }
-            for turns, waiting in logs
-        ]
-    )
-)
+    def process(pipe):
+        client = Client(make(url), hold, pause, ready)
+        client.start()
+        # What is done from the end on is not counted.
+        pipe.recv()
+        pipe.send((list(client.turns), client.waiting_since))
+        os._exit(0)
+
+    if how == "processes":
+        pipes = [context.Pipe() for _ in range(clients)]
+        for _, theirs in pipes:
+            context.Process(target=process, args=(theirs,), daemon=True).start()
+    else:
+        threads = [Client(make(url), hold, pause, ready) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+    ready.wait()
+    start = time.monotonic()
+    time.sleep(length)
+    if how == "processes":
+        for ours, _ in pipes:
+            ours.send("end")
+        logs = [ours.recv() for ours, _ in pipes]
+    else:
+        logs = [(list(thread.turns), thread.waiting_since) for thread in threads]
+    end = start + length
+    return [
+        {
+            "turns": [[t - start for t in turn] for turn in turns if turn[2] < end],
+            "waiting_since": waiting and waiting - start,
+        }
+        for turns, waiting in logs
+    ]
+
+
+class Meter:
+    """What the server, and this process, have spent so far, in microseconds."""
+
+    def __init__(self, url):
+        self.client = redis.Redis.from_url(url)
+
+    def read(self):
+        cpu, stats = self.client.info("cpu"), self.client.info("commandstats")
+        server = cpu["used_cpu_user_main_thread"] + cpu["used_cpu_sys_main_thread"]
+        # Commands inside of a script are in the script's time.
+        names = ("set", "evalsha", "lock.acquire", "lock.release")
+        ours = [each for name, each in stats.items() if name[8:].lower() in names]
+        commands = sum(each["usec"] for each in ours)
+        return 1e6 * time.perf_counter(), 1e6 * time.process_time(), 1e6 * server, commands
+
+
+def pairs(make, url, count):
+    lock, count, meter = make(url), int(count), Meter(url)
+
+    async def awaited():
+        lock = make(url)
+        for _ in range(2):
+            before = meter.read()
+            for _ in range(count):
+                await lock.acquire()
+                await lock.release()
+            after = meter.read()
+        return before, after
+
+    if asyncio.iscoroutinefunction(lock.acquire):
+        before, after = asyncio.run(awaited())
+    else:
+        for _ in range(2):
+            before = meter.read()
+            for _ in range(count):
+                lock.acquire()
+                lock.release()
+            after = meter.read()
+    names = ("wall", "client_cpu", "server_cpu", "commands")
+    return {name: (b - a) / count for name, a, b in zip(names, before, after)}
+
+
+def kept(_, url, count, seconds):
+    client = redis.Redis.from_url(url)
+    locks = [redis_lockkeeper.Lock(client, f"kept:{number}", timeout=TTL) for number in range(int(count))]
+    start = time.perf_counter()
+    for lock in locks:
+        assert lock.acquire(blocking=False)
+    took = time.perf_counter() - start
+    before, meter = Meter(url).read(), Meter(url)
+    time.sleep(float(seconds))
+    spent = [after - before for before, after in zip(before, meter.read())]
+    assert not any(lock.lost.is_set() for lock in locks)
+    for lock in locks:
+        lock.leave()
+    return {"client": 100 * spent[1] / spent[0], "server": 100 * spent[2] / spent[0], "acquired": took}
+
+
+variant, url, mode = sys.argv[1:4]
+print(json.dumps({"turns": turns, "pairs": pairs, "kept": kept}[mode](VARIANTS[variant], url, *sys.argv[4:])))
 sys.stdout.flush()
 os._exit(0)

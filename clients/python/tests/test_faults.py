@@ -154,6 +154,20 @@ def test_a_request_that_arrives_after_we_hung_up_leaves_no_lock(server, proxy, f
     assert server.client().get("book") is None
 
 
+def test_a_grant_that_nobody_heard_of_is_given_back(server, proxy, face):
+    face = face(proxy.port)
+    proxy.replies.clear()
+    thread, result = in_background(face.run, face.lock("book").acquire, blocking_timeout=1)
+    eventually(lambda: server.client().get("book") is not None)
+    # The connection is gone, and no other is to be had before the wait is over.
+    proxy.accepting.clear()
+    proxy.cut()
+    thread.join(10)
+    assert isinstance(result[0], UnreachableError)
+    proxy.heal()
+    eventually(lambda: server.client().get("book") is None, "a release over another connection")
+
+
 def test_a_request_that_arrives_late_does_not_give_the_next_grant_away(server, proxy, face):
     face = face(proxy.port)
     warm = face.lock("warm up")

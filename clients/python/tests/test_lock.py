@@ -350,13 +350,15 @@ def test_an_uncontended_section_is_two_commands(server):
     assert not set(calls) - {"info", "config|resetstat", "client|setinfo", "hello", "ping"}, calls
 
 
-def test_a_connection_is_kept_and_says_nothing_about_its_library(server, proxy):
-    client = Client(port=proxy.port)
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_connection_is_kept_and_says_nothing_about_its_library(server, proxy, protocol):
+    client = Client(port=proxy.port, protocol=protocol)
     for _ in range(20):
         with Lock(client, "book"):
             pass
     assert proxy.dialled == 1
-    assert not any(b"SETINFO" in sent for sent in proxy.requested)
+    # Its name, its version, whether it wants to hear of maintenance: a command each.
+    assert not any(b"CLIENT" in sent for sent in proxy.requested)
 
 
 class Interrupted(BaseException):

@@ -145,7 +145,7 @@ def raw(server, *command):
         connection.disconnect()
 
 
-def move(nodes, key, *, halfway=lambda: None):
+def move(nodes, key, *, halfway):
     """Moves the slot of a key to the next node, as `redis-cli --cluster reshard` does."""
     slot = raw(nodes[0], "CLUSTER KEYSLOT", key)
     ids = [raw(each, "CLUSTER MYID").decode() for each in nodes]
@@ -154,9 +154,14 @@ def move(nodes, key, *, halfway=lambda: None):
     raw(nodes[target], "CLUSTER SETSLOT", slot, "IMPORTING", ids[source])
     raw(nodes[source], "CLUSTER SETSLOT", slot, "MIGRATING", ids[target])
     raw(nodes[source], "MIGRATE", "127.0.0.1", nodes[target].port, key, 0, 5000)
-    halfway()
+    halfway(nodes[target])
     for each in (target, source):
         raw(nodes[each], "CLUSTER SETSLOT", slot, "NODE", ids[target])
+
+
+def renewed_at(server):
+    renewals = server.calls().get("lock.renew", 0)
+    eventually(lambda: server.calls().get("lock.renew", 0) > renewals, "a renewal there")
 
 
 def raw_owns(server, key):
@@ -192,7 +197,7 @@ def test_locks_of_a_cluster_are_kept_where_they_are_and_where_they_go(nodes, fac
             lock.check()
 
         # The source says ASK as long as the slot is on its way, then MOVED.
-        move(nodes, key, halfway=lambda: time.sleep(1.5))
+        move(nodes, key, halfway=renewed_at)
         time.sleep(1.5)  # noqa: ASYNC251
         moving.check()
         assert await done(moving.owned)
