@@ -156,6 +156,9 @@ def test_a_request_that_arrives_after_we_hung_up_leaves_no_lock(server, proxy, f
 
 def test_a_grant_that_nobody_heard_of_is_given_back(server, proxy, face):
     face = face(proxy.port)
+    warm = face.lock("warm up")
+    face.run(warm.acquire)
+    face.run(warm.release)
     proxy.replies.clear()
     thread, result = in_background(face.run, face.lock("book").acquire, blocking_timeout=1)
     eventually(lambda: server.client().get("book") is not None)

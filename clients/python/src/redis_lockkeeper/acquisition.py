@@ -44,10 +44,8 @@ class Tenure:
         self.entry = entry
 
     def __del__(self) -> None:
-        # In a forked child it is the parent's.
-        if not hasattr(self, "entry") or self.entry.pid != os.getpid():
-            return
-        if not self.entry.lease.given_up and not self.concluded:
+        # In a forked child nobody hears of it.
+        if hasattr(self, "entry") and not self.entry.lease.given_up and not self.concluded:
             self.entry.abandon()
 
     def remaining(self) -> float:

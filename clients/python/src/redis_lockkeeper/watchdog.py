@@ -588,7 +588,7 @@ def _at_exit() -> None:
     with _mutex:
         for watchdog in _watchdogs:
             for entry in list(watchdog._entries):
-                if entry.pid == os.getpid() and not entry.lease.given_up:
+                if not entry.lease.given_up:
                     watchdog._abandoned.put(entry)
             watchdog.wake()
     settled(FAREWELL)
