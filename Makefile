@@ -96,10 +96,11 @@ bench-check: build $(if $(SERVER),,server-needs) ## count instructions against b
 	$(call need,command -v valgrind,valgrind)
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench -p lockkeeper-benches --bench instructions
 
-$(TARGET)/bench/python/ready: benches/peers/requirements.txt
+$(TARGET)/bench/python/ready: benches/peers/requirements.txt $(wildcard clients/python/src/redis_lockkeeper/*.py)
 	$(call need,python3 -c 'import ensurepip',python3-venv)
 	python3 -m venv $(@D)
 	$(@D)/bin/pip install --quiet --requirement $<
+	$(@D)/bin/pip install --quiet --force-reinstall --no-deps ./clients/python
 	touch $@
 
 $(TARGET)/bench/redlock:

@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use crate::measure::{Contender, Figures, Meter, Rounds};
 use crate::report::Report;
 use crate::sequence::{OWNER, TTL};
-use crate::{peers, pin, rounds};
+use crate::{pin, rounds};
 use testkit::Server;
 
 const WALL: &str = "wall µs";
@@ -47,16 +47,6 @@ pub fn ask(report: &mut Report) {
         &all,
         &[WALL, CLIENT_CPU, SERVER_CPU],
         &[BARE, BARE_ASYNC],
-    );
-    let bare = all.of(BARE, WALL).median();
-    let python = peers::python_pairs(&server, rounds(3_000, 500));
-    let rows = python
-        .into_iter()
-        .map(|(name, us)| vec![name.into(), us.into(), (us / bare).into()]);
-    report.table(
-        "Acquire and release in Python",
-        &["", WALL, &format!("÷ {BARE}")],
-        rows.collect(),
     );
 }
 

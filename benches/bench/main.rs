@@ -27,6 +27,7 @@ mod pair;
 mod peers;
 mod pin;
 mod plot;
+mod python;
 mod quiet;
 mod renew;
 mod report;
@@ -49,6 +50,7 @@ const QUESTIONS: &[Question] = &[
     ("others", others::ask),
     ("memory", memory::ask),
     ("helper", helper::ask),
+    ("python", python::ask),
     ("watchdog", watchdog::ask),
 ];
 

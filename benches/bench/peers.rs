@@ -10,6 +10,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -37,10 +38,9 @@ struct Peer {
 }
 
 fn peers(report: &mut Report) -> Vec<Peer> {
-    let python = installed("python/bin/python");
     let mut peers = vec![];
-    if python.exists() {
-        let words = vec![python, program("python_locks.py")];
+    if has_python() {
+        let words = vec![installed("python/bin/python"), program("python_locks.py")];
         for (name, variant) in [
             ("redis-py Lock, defaults (100 ms)", "redis-py"),
             ("redis-py Lock, sleep=0.005", "redis-py-5ms"),
@@ -135,20 +135,33 @@ fn log(client: &Value) -> Log {
     }
 }
 
-/// µs for one uncontended acquire and release, by Python library.
-pub fn python_pairs(server: &Server, pairs: usize) -> Vec<(&'static str, f64)> {
-    let python = installed("python/bin/python");
-    if !python.exists() {
-        return vec![];
-    }
-    let pair = |variant: &'static str| {
-        let output = start(&[python.as_path(), &program("python_locks.py")])
-            .args([variant, &server.url(), "uncontended", &pairs.to_string()])
-            .stderr(Stdio::inherit())
-            .output()
-            .unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        (variant, text.trim().parse().expect("a number of µs"))
-    };
-    ["redis-py", "python-redis-lock"].map(pair).to_vec()
+pub fn has_python() -> bool {
+    installed("python/bin/python").exists()
+}
+
+/// What `python_locks.py` prints for this variant and these words.
+pub fn python(server: &Server, variant: &str, words: &[&str]) -> Value {
+    let output = start(&[installed("python/bin/python"), program("python_locks.py")])
+        .args([variant, &server.url()])
+        .args(words)
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{variant} failed");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Python's processes that take turns.
+pub fn python_processes(server: &Server, variant: &str, plan: Plan) -> Vec<Log> {
+    let seconds = |time: Duration| time.as_secs_f64().to_string();
+    let words = [
+        &plan.clients.to_string(),
+        &seconds(plan.hold),
+        &seconds(plan.pause),
+        &seconds(plan.length),
+        "processes",
+    ];
+    let logs = python(server, variant, &words);
+    let logs = logs.as_array().expect("one for each client");
+    logs.iter().map(log).collect()
 }

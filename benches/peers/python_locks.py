@@ -1,8 +1,9 @@
 """Runs locks from Python, and prints as JSON what each client did, or what it cost.
 
-    python_locks.py VARIANT URL turns CLIENTS HOLD PAUSE LENGTH      threads, or with LENGTH `processes` behind it
-    python_locks.py VARIANT URL pairs PAIRS                          acquire and release of a free lock
-    python_locks.py VARIANT URL kept LOCKS SECONDS                   so many locks are held for so long
+    python_locks.py VARIANT URL CLIENTS HOLD PAUSE LENGTH              clients are threads
+    python_locks.py VARIANT URL CLIENTS HOLD PAUSE LENGTH processes    or processes
+    python_locks.py VARIANT URL pairs PAIRS                            acquire and release of a free lock
+    python_locks.py VARIANT URL kept LOCKS SECONDS                     so many locks are held for so long
 
 Each client has a connection of its own; times are in seconds.
 """
@@ -206,7 +207,9 @@ def kept(_, url, count, seconds):
     return {"client": 100 * spent[1] / spent[0], "server": 100 * spent[2] / spent[0], "acquired": took}
 
 
-variant, url, mode = sys.argv[1:4]
-print(json.dumps({"turns": turns, "pairs": pairs, "kept": kept}[mode](VARIANTS[variant], url, *sys.argv[4:])))
+variant, url, *words = sys.argv[1:]
+modes = {"pairs": pairs, "kept": kept}
+mode = modes[words.pop(0)] if words[0] in modes else turns
+print(json.dumps(mode(VARIANTS[variant], url, *words)))
 sys.stdout.flush()
 os._exit(0)
