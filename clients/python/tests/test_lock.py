@@ -232,6 +232,15 @@ def test_one_object_is_shared_by_threads_each_with_its_own_tenure(client):
     assert fences == sorted(fences)
 
 
+def test_a_thread_sees_only_what_it_acquired_itself(client):
+    lock, seen = Lock(client, "book"), []
+    lock.acquire()
+    thread = threading.Thread(target=lambda: seen.append((lock.local.token, lock.fence, lock.remaining())))
+    thread.start()
+    thread.join(10)
+    assert seen == [(None, None, 0)]
+
+
 def test_without_thread_local_another_thread_may_release(client):
     lock = Lock(client, "book", thread_local=False)
     lock.acquire()

@@ -159,9 +159,20 @@ def move(nodes, key, *, halfway):
         raw(nodes[each], "CLUSTER SETSLOT", slot, "NODE", ids[target])
 
 
-def renewed_at(server):
-    renewals = server.calls().get("lock.renew", 0)
-    eventually(lambda: server.calls().get("lock.renew", 0) > renewals, "a renewal there")
+def renewed_at(server, key):
+    """Waits for a renewal of the key there, while its slot is on its way."""
+    connection = server.client().connection_pool.make_connection()
+
+    def left():
+        replies = []
+        for command in (["ASKING"], ["PTTL", key]):
+            connection.send_command(*command)
+            replies.append(connection.read_response())
+        return replies[1]
+
+    before = left()
+    eventually(lambda: left() > before, "a renewal there")
+    connection.disconnect()
 
 
 def raw_owns(server, key):
@@ -197,7 +208,7 @@ def test_locks_of_a_cluster_are_kept_where_they_are_and_where_they_go(nodes, fac
             lock.check()
 
         # The source says ASK as long as the slot is on its way, then MOVED.
-        move(nodes, key, halfway=renewed_at)
+        move(nodes, key, halfway=lambda target: renewed_at(target, key))
         time.sleep(1.5)  # noqa: ASYNC251
         moving.check()
         assert await done(moving.owned)

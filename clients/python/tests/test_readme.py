@@ -24,3 +24,10 @@ def test_a_program_of_the_readme_prints_what_it_says(server, number):
 
 def test_there_are_programs():
     assert len(PROGRAMS) >= 4
+
+
+def test_what_it_says_is_shown_is_a_test():
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", README.read_text())
+    assert len(named) >= 10
+    assert [name for name in named if f"def {name}(" not in tests] == []
