@@ -2,8 +2,12 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
+import time
+from contextlib import nullcontext
 
 import pytest
 
@@ -37,34 +41,62 @@ def test_processes_that_race_on_a_number(server, client, how):
     assert (lost == 0) if how == "locked" else (lost > 0)
 
 
-GUARD = """
-if tonumber(ARGV[1]) < tonumber(redis.call('GET', 'newest') or 0) then
-    return 0
-end
-redis.call('SET', 'newest', string.format('%.0f', ARGV[1]))
-redis.call('SET', 'report', ARGV[2])
-return 1
+@pytest.mark.parametrize("how", ["locked", "unlocked"])
+def test_threads_that_race_on_a_number(client, how):
+    start = threading.Barrier(4)
+
+    def work():
+        start.wait()
+        for _ in range(30):
+            with Lock(client, "lock") if how == "locked" else nullcontext():
+                number = int(client.get("number") or 0)
+                time.sleep(0.0005)
+                client.set("number", number + 1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (int(client.get("number")) == 120) is (how == "locked")
+
+
+WRITE = """
+def write(file, fence, text):
+    \"\"\"Returns whether the database took it: not from a holder older than the last that wrote.\"\"\"
+    with sqlite3.connect(file) as database:
+        update = "UPDATE reports SET text = ?, fence = ? WHERE name = 'daily' AND fence <= ?"
+        return database.execute(update, (text, fence, fence)).rowcount == 1
 """
 
-PAUSED = f"""
-write = client.register_script({GUARD!r})
-with Lock(client, "lock", timeout=0.5, raise_on_release_error=False) as lock:
+PAUSED = (
+    "import sqlite3\n"
+    + WRITE
+    + """
+with Lock(client, "report", timeout=0.5, raise_on_release_error=False) as lock:
     fence = lock.check()
     print("checked", flush=True)
     sys.stdin.readline()
-    print(write(args=[fence, "old"]), flush=True)
+    print(write(sys.argv[2], fence, "old"), flush=True)
 """
+)
 
 
-def test_the_storage_refuses_a_holder_that_slept_after_its_last_look(server, client):
-    paused = begin(PAUSED, server.port)
+def test_the_database_refuses_a_holder_that_slept_after_its_last_look(server, client, tmp_path):
+    file, names = tmp_path / "reports.db", {"sqlite3": sqlite3}
+    exec(WRITE, names)
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE reports (name TEXT PRIMARY KEY, text TEXT, fence INTEGER NOT NULL)")
+        database.execute("INSERT INTO reports VALUES ('daily', '', 0)")
+    paused = begin(PAUSED, server.port, file)
     assert paused.stdout.readline() == "checked\n"
     os.kill(paused.pid, signal.SIGSTOP)
-    with Lock(client, "lock", timeout=5) as lock:
-        assert client.register_script(GUARD)(args=[lock.fence, "new"]) == 1
+    with Lock(client, "report", timeout=5) as lock:
+        assert names["write"](file, lock.fence, "new")
     os.kill(paused.pid, signal.SIGCONT)
-    assert paused.communicate("\n", timeout=20)[0] == "0\n"
-    assert client.get("report") == b"new"
+    assert paused.communicate("\n", timeout=20)[0] == "False\n"
+    with sqlite3.connect(file) as database:
+        assert database.execute("SELECT text FROM reports").fetchone() == ("new",)
 
 
 JOB = """
