@@ -95,6 +95,8 @@ class Proxy:
         self.port = self.listener.getsockname()[1]
         self.requests, self.replies, self.accepting = threading.Event(), threading.Event(), threading.Event()
         self.stuck = set()
+        #: Whether the first byte of what is held back goes through.
+        self.pieces = False
         self.heal()
         #: How many connections there were, what was requested on them, and how many bytes are held back.
         self.dialled, self.requested, self.held = 0, [], 0
@@ -144,6 +146,9 @@ class Proxy:
                 if gate is self.requests:
                     self.requested.append(data)
                 if not gate.is_set() and (not self.stuck or source in self.stuck):
+                    if self.pieces:
+                        target.sendall(data[:1])
+                        data = data[1:]
                     self.held += 1
                     gate.wait()
                     self.held -= 1

@@ -56,6 +56,26 @@ def test_a_blocked_loop_loses_no_lock(in_loop, client):
     in_loop(body)
 
 
+def test_half_a_reply_does_not_block_the_loop(server, proxy, in_loop):
+    async def body(redis):
+        lock, longest = Lock(redis, "book"), 0
+        await lock.acquire()
+        await lock.release()
+        proxy.pieces = True
+        proxy.replies.clear()
+        task = asyncio.ensure_future(lock.acquire())
+        while longest < 2 and proxy.held < 2:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+        proxy.heal()
+        assert longest < 2
+        assert await task
+        await lock.release()
+
+    in_loop(body, port=proxy.port)
+
+
 def test_the_clock_is_believed_before_the_watchdog(in_loop, client):
     async def body(redis):
         lock = Lock(redis, "book", timeout=0.3)

@@ -28,6 +28,9 @@ from .replies import Info
 
 __all__ = ["Lock", "close", "settled"]
 
+#: How long the loop waits for the rest of a reply that has come in part, in seconds: then the connection is given up.
+PIECES = 0.1
+
 _T = TypeVar("_T")
 
 
@@ -185,6 +188,7 @@ async def _replied(step: Reply) -> bool:
         finally:
             timer.cancel()
             loop.remove_reader(sock)
+    connection._sock.settimeout(PIECES)
     return True
 
 
