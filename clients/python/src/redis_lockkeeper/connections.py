@@ -14,6 +14,7 @@ import socket
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from typing import Any, Callable, Optional, Union
@@ -105,15 +106,13 @@ class Node:
 
     def take_idle(self) -> Any:
         """A connection that was used before, or None. It may have died without our knowing."""
-        while self._idle:
-            try:
+        with suppress(IndexError):
+            while True:
                 connection, _ = self._idle.pop()
-            except IndexError:
-                break
-            # Readable is one that the server ended.
-            if not _readable(connection._sock):
-                return connection
-            connection.disconnect()
+                # Readable is one that the server ended.
+                if not _readable(connection._sock):
+                    return connection
+                connection.disconnect()
         return None
 
     def give(self, connection: Any) -> None:
@@ -122,15 +121,9 @@ class Node:
 
     def close_idle(self, since: int) -> int:
         """Closes what has not been used since then; returns how many are left."""
-        while self._idle:
-            try:
-                connection, used_at = self._idle.popleft()
-            except IndexError:
-                break
-            if used_at > since:
-                self._idle.appendleft((connection, used_at))
-                break
-            connection.disconnect()
+        with suppress(IndexError):
+            while self._idle[0][1] <= since:
+                self._idle.popleft()[0].disconnect()
         return len(self._idle)
 
 

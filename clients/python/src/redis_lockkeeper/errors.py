@@ -34,12 +34,7 @@ else:
     _ResponseError = _of_all_libraries("ResponseError")
 
 #: What a library's connection raises when the connection has broken.
-BROKEN = (
-    OSError,
-    EOFError,
-    *(module.ConnectionError for module in _EXCEPTIONS),
-    *(module.TimeoutError for module in _EXCEPTIONS),
-)
+BROKEN = (OSError, *(error for each in _EXCEPTIONS for error in (each.ConnectionError, each.TimeoutError)))
 
 #: What it raises for an error reply.
 REPLIED = tuple(module.ResponseError for module in _EXCEPTIONS)
