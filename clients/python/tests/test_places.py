@@ -30,19 +30,20 @@ def test_tls(tmp_path):
     server = Server(*options)
     try:
         settings = {"host": "localhost", "port": port, "ssl": True, "ssl_ca_certs": str(certificate)}
-        held = Lock(Client(**settings), "book", timeout=0.5)
+        held = Lock(Client(**settings), "book", timeout=2)
         held.acquire()
-        time.sleep(0.8)
+        eventually(lambda: server.calls().get("lock.renew", 0) >= 1)
         assert held.owned()
         # A wait that is given up, over TLS.
-        assert not Lock(Client(**settings), "book").acquire(blocking_timeout=1)
+        assert not Lock(Client(**settings), "book").acquire(blocking_timeout=3)
         eventually(lambda: held.info().waiters == 0)
         held.release()
 
         async def main():
             client = AsyncClient(**settings)
-            async with AsyncLock(client, "book", timeout=0.5) as lock:
-                time.sleep(0.8)  # noqa: ASYNC251
+            renewed = server.calls()["lock.renew"]
+            async with AsyncLock(client, "book", timeout=2) as lock:
+                eventually(lambda: server.calls()["lock.renew"] > renewed)
                 assert await lock.owned()
                 task = asyncio.ensure_future(AsyncLock(client, "book").acquire())
                 while not (await lock.info()).waiters:

@@ -112,7 +112,7 @@ class Lock(Base):
     @property
     def lost(self) -> asyncio.Event:
         """As with threads, but set when the loop turns. `remaining` and `check` are right even before it does."""
-        return self._lost_event(asyncio.Event())
+        return self._lost_event(asyncio.Event)
 
     async def release(self) -> None:
         """Releases the lock. Renewal stops first; cancelled at any moment, it is released in the background."""

@@ -292,10 +292,10 @@ class Base:
             return False
         return info.owner in (token, token.partition(b":")[2])
 
-    def _lost_event(self, otherwise: _T) -> _T:
+    def _lost_event(self, kind: type[_T]) -> _T:
         tenure = self.local.tenure
         if tenure is None:
-            return otherwise
+            return kind()
         if tenure.lost() is not None:
             tenure.event.set()
         event: _T = tenure.event
@@ -425,7 +425,7 @@ class Lock(Base):
         another; a deletion or a takeover by force is learnt at the next renewal, a third of the timeout later at
         most.
         """
-        return self._lost_event(threading.Event())
+        return self._lost_event(threading.Event)
 
     def release(self) -> None:
         """Releases the lock. Renewal stops first.
