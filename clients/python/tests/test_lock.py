@@ -44,6 +44,7 @@ def test_the_body_never_runs_without_the_lock(client):
         pytest.fail("it ran")
     assert isinstance(raised.value, exceptions.LockError)
     assert raised.value.lock_name == "book"
+    assert str(raised.value) == "Unable to acquire lock within the time specified"
 
 
 def test_the_bodys_exception_is_not_hidden(client):
@@ -69,6 +70,7 @@ def test_a_loss_is_an_event_a_callback_and_an_exception(client, how):
             lock.check()
         assert lock.remaining() == 0
     assert raised.value.lost is how
+    assert str(raised.value) == f"the lock 'book' is lost: {how}"
     assert isinstance(raised.value, exceptions.LockNotOwnedError)
     eventually(lambda: told == [how])
     assert client.get("book") == (b"mine" if how is Lost.TAKEN else None), "a lost lock harms nobody"

@@ -44,6 +44,10 @@ class _NamedError(_LockError):
     def __init__(self, message: str, name: Any = None) -> None:
         super().__init__(message, name)
 
+    def __str__(self) -> str:
+        # Some releases of the libraries print what it was made of.
+        return str(self.args[0])
+
 
 class InvalidError(_NamedError):
     """The caller asked for something that makes no sense; nothing was sent."""
@@ -66,7 +70,10 @@ class LockLostError(_LockNotOwnedError):
 
     def __init__(self, lost: Lost, name: Any) -> None:
         super().__init__(f"the lock {name!r} is lost: {lost}", name)
-        self.lost = lost
+        self.lost, self.name = lost, name
+
+    def __str__(self) -> str:
+        return f"the lock {self.name!r} is lost: {self.lost}"
 
 
 class UnreachableError(_ConnectionError):
