@@ -20,6 +20,7 @@ async_cluster = importlib.import_module(f"{LIBRARY}.asyncio.cluster")
 AsyncCluster = async_cluster.RedisCluster if LIBRARY == "redis" else async_cluster.ValkeyCluster
 
 
+@pytest.mark.long
 def test_tls(tmp_path):
     key, certificate, port = tmp_path / "key.pem", tmp_path / "certificate.pem", free_port()
     openssl = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
@@ -30,7 +31,7 @@ def test_tls(tmp_path):
     server = Server(*options)
     try:
         settings = {"host": "localhost", "port": port, "ssl": True, "ssl_ca_certs": str(certificate)}
-        held = Lock(Client(**settings), "book", timeout=2)
+        held = Lock(Client(**settings), "book", timeout=6)
         held.acquire()
         eventually(lambda: server.calls().get("lock.renew", 0) >= 1)
         assert held.owned()
@@ -42,7 +43,7 @@ def test_tls(tmp_path):
         async def main():
             client = AsyncClient(**settings)
             renewed = server.calls()["lock.renew"]
-            async with AsyncLock(client, "book", timeout=2) as lock:
+            async with AsyncLock(client, "book", timeout=6) as lock:
                 eventually(lambda: server.calls()["lock.renew"] > renewed)
                 assert await lock.owned()
                 task = asyncio.ensure_future(AsyncLock(client, "book").acquire())
