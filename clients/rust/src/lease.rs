@@ -16,6 +16,8 @@ use std::time::Duration;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod vectors;
 
 /// The shortest ttl the helper takes: below it `ttl / 6` for an attempt is less than what one
 /// exchange over a network with a busy machine at either end may need.

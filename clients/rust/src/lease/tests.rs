@@ -4,7 +4,7 @@ use super::*;
 use crate::wire::MAX_TTL;
 
 const TTL: Duration = Duration::from_millis(6000);
-const START: Moment = Moment::after_boot(Duration::from_secs(1000));
+pub(super) const START: Moment = Moment::after_boot(Duration::from_secs(1000));
 
 fn terms() -> Terms {
     Terms {
@@ -154,7 +154,7 @@ fn kept_until_a_moment_it_is_given_the_rest_as_its_ttl() {
 }
 
 /// The ttls that people use, and some of which no quotient is whole.
-const TTLS: [Duration; 8] = [
+pub(super) const TTLS: [Duration; 8] = [
     TTL,
     Duration::from_millis(100),
     Duration::from_millis(101),
