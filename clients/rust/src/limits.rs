@@ -9,6 +9,10 @@ use crate::wire::{MAX_OWNER, MAX_TTL};
 /// What the helper adds to a label to make an owner: a colon and a UUID as text, in bytes.
 const OWNER_SUFFIX: usize = 37;
 
+/// What the module adds to an owner to make the value of the key: 16 digits and a colon, in bytes. The value is
+/// an argument too, of whoever releases in the name of what the key holds.
+const VALUE_PREFIX: usize = 17;
+
 /// A ttl as the server counts it, in whole milliseconds.
 ///
 /// # Errors
@@ -29,9 +33,9 @@ pub(crate) fn checked_ttl(ttl: Duration) -> Result<Duration, Error> {
 }
 
 /// # Errors
-/// [`Error::Invalid`] if owners made from the label would be longer than the module takes.
+/// [`Error::Invalid`] if owners made from the label, or the value of the key, would be longer than the module takes.
 pub(crate) fn check_label(label: &str) -> Result<(), Error> {
-    let longest = MAX_OWNER - OWNER_SUFFIX;
+    let longest = MAX_OWNER - VALUE_PREFIX - OWNER_SUFFIX;
     if label.len() > longest {
         let length = label.len();
         return Err(Error::Invalid(format!(
