@@ -41,10 +41,23 @@ install: | $(MODULE) $(COMMAND) ## install the module to /usr/lib/redis/modules,
 $(MODULE) $(COMMAND):
 	$(MAKE) build
 
-test: build test-needs .venv/ready ## run all tests, on the redis-server in SERVER if it is set
+test: build test-needs .venv/ready conformance-needs ## run all tests, on the redis-server in SERVER if it is set
 	@rm -f $(TARGET)/left-out.txt
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test --workspace --no-fail-fast; \
 		status=$$?; tests/left-out; exit $$status
+
+.PHONY: test-conformance conformance-needs
+
+test-conformance: build test-needs conformance-needs ## run the scenarios of clients/CONTRACT.md for the helpers of all languages
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test -p lockkeeper-conformance --no-fail-fast
+
+# The client libraries through which the Python helper is tried there.
+conformance-needs: $(TARGET)/conformance/redis/ready $(TARGET)/conformance/valkey/ready
+
+$(TARGET)/conformance/%/ready: clients/conformance/requirements/%.txt | test-needs
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install --quiet --requirement $<
+	touch $@
 
 .PHONY: test-python test-python-quick test-python-nightly
 
@@ -113,7 +126,7 @@ $(TARGET)/bench/redsync: $(addprefix benches/peers/redsync/,main.go go.mod go.su
 
 .PHONY: test-matrix test-memory test-compatibility model fuzz audit licences
 
-test-matrix: build test-needs .venv/ready ## run all tests on every server there is (fetches them), and print a table
+test-matrix: build test-needs .venv/ready conformance-needs ## run all tests on every server there is (fetches them), and print a table
 	tests/servers/matrix
 
 test-memory: build test-needs ## run the tests of commands and waiting on a server under valgrind

@@ -1,8 +1,11 @@
-"""The agent of the conformance suite: JSON lines in on stdin, out on stdout. `--asyncio` asks through the lock for
-asyncio, else each message is carried out in a thread of its own. Whatever is measured is the helper's, not ours.
+"""The agent of the Python helper for the conformance suite: does what the lines on its standard input say. The messages
+are in clients/conformance/AGENTS.md. With `--asyncio` it asks through the lock for asyncio, else each question is asked
+in a thread of its own.
 """
 
 import asyncio
+import ctypes
+import functools
 import inspect
 import json
 import logging
@@ -12,47 +15,76 @@ import sys
 import threading
 import time
 
-import redis_lockkeeper
 import redis_lockkeeper.asyncio
 from redis_lockkeeper import clock, errors
 
 ASYNC = "--asyncio" in sys.argv
 LIBRARY = errors.LIBRARIES[0]
 LOCK = redis_lockkeeper.asyncio.Lock if ASYNC else redis_lockkeeper.Lock
-NAMES = {"redis": ("Redis", "RedisCluster"), "valkey": ("Valkey", "ValkeyCluster")}[LIBRARY]
-KINDS = [("invalid", errors.InvalidError), ("forked", errors.ForkedError), ("refused", errors.RefusedError)]
-KINDS += [("unreachable", errors.UnreachableError), ("lost", errors.LockLostError)]
+CLIENT = {"redis": "Redis", "valkey": "Valkey"}[LIBRARY]
+KINDS = {"invalid": errors.InvalidError, "forked": errors.ForkedError, "refused": errors.RefusedError}
+KINDS["unreachable"] = errors.UnreachableError
+
+
+class Interrupted(BaseException):
+    """What a signal handler, a soft time limit or a task queue throws into a thread."""
 
 
 def say(message, **more):
-    """One write for each line, so that lines of several threads do not mix."""
-    os.write(1, (json.dumps({**message, **more}) + "\n").encode())
+    """One write for each line, so that those of several threads do not mix."""
+    line = {"at": clock.now(), **message, **more}
+    os.write(1, (json.dumps(line) + "\n").encode())
 
 
 def module(name):
     return __import__(f"{LIBRARY}.{'asyncio.' if ASYNC else ''}{name}", fromlist=["x"])
 
 
+async def _ended(thread):
+    while thread.is_alive():
+        await asyncio.sleep(0.001)
+
+
 async def call(function, *args, **more):
-    """Asks through the helper: awaited, or in a thread of its own. Returns the result and when it was known."""
+    """Asks through the helper, awaited or in a thread. Returns the result and when it was known."""
     if ASYNC and inspect.iscoroutinefunction(function):
         return await function(*args, **more), clock.now()
     loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+    # Python's own code for the begin and the end of a thread bears no exception.
+    begun, ended, guard = threading.Event(), threading.Event(), threading.Lock()
 
     def work():
         try:
-            result, error = function(*args, **more), None
-        except Exception as failed:
-            result, error = None, failed
-        at = clock.now()
-        loop.call_soon_threadsafe(settle, result, error, at)
+            begun.set()
+            try:
+                outcome = function(*args, **more), clock.now()
+            except BaseException as error:
+                loop.call_soon_threadsafe(future.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(future.set_result, outcome)
+            with guard:
+                ended.set()
+            time.sleep(0)
+        except Interrupted:
+            pass
 
-    def settle(result, error, at):
-        if not future.done():
-            future.set_exception(error) if error else future.set_result((result, at))
-
-    threading.Thread(target=work, daemon=True).start()
-    return await future
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        while thread.is_alive():
+            with guard:
+                if not ended.is_set():
+                    interrupted = ctypes.c_ulong(thread.ident), ctypes.py_object(Interrupted)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(*interrupted)
+            # Again, since Python drops one that arrives in a finaliser.
+            await asyncio.wait({asyncio.ensure_future(_ended(thread))}, timeout=1)
+        if future.done() and not future.exception():
+            return future.result()
+        raise
 
 
 class Agent:
@@ -62,54 +94,48 @@ class Agent:
         self.clients, self.locks, self.tasks, self.crowd = {}, {}, {}, []
 
     async def main(self):
-        can = ["block", "fork", "drop", "run", "many", "turns", "valkey" if LIBRARY == "valkey" else "redis"]
-        # A thread cannot be cancelled from outside.
-        can += ["cancel"] if ASYNC else []
-        version = __import__(LIBRARY).__version__
-        name = f"python-{'asyncio' if ASYNC else 'threads'}"
+        can = ["cancel", "drop", "fork", "hang_up"]
+        can += ["cancel_body"] if ASYNC and sys.version_info >= (3, 11) else []
+        name = f"python{'-asyncio' if ASYNC else ''}"
+        library = f"{LIBRARY}-py {__import__(LIBRARY).__version__}"
+        version = sys.version.split()[0]
         say(
             {
                 "hello": name,
-                "library": f"{LIBRARY} {version}",
-                "version": sys.version.split()[0],
+                "library": library,
+                "version": version,
                 "pid": os.getpid(),
                 "clock": clock.now(),
                 "can": can,
             }
         )
-        logging.getLogger("redis_lockkeeper").addHandler(Log())
-        loop = asyncio.get_running_loop()
-        lines = asyncio.Queue()
-
-        def read():
-            for line in sys.stdin:
-                loop.call_soon_threadsafe(lines.put_nowait, json.loads(line))
-            loop.call_soon_threadsafe(lines.put_nowait, None)
-
-        threading.Thread(target=read, daemon=True).start()
-        while (message := await lines.get()) is not None:
+        logger = logging.getLogger("redis_lockkeeper")
+        logger.addHandler(Log())
+        logger.setLevel(logging.DEBUG)
+        lines = asyncio.StreamReader(limit=2**20)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+        async for line in lines:
+            message = json.loads(line)
             if message["do"] == "end":
-                if message.get("how") == "exit":
-                    sys.exit(0)
-                if message.get("how") == "panic":
-                    raise RuntimeError("as asked")
-                return
-            self.tasks[message["id"]] = asyncio.ensure_future(self.answer(message))
+                return sys.exit(0) if message.get("how") == "exit" else None
+            work = self.tasks[message["id"]] = asyncio.ensure_future(getattr(self, message["do"])(message))
+            if "cancel_after_us" in message:
+                asyncio.get_running_loop().call_later(message["cancel_after_us"] / 1e6, work.cancel)
+            work.add_done_callback(functools.partial(self.answer, message))
 
-    async def answer(self, message):
+    def answer(self, message, work):
         try:
-            result = await getattr(self, message["do"])(message) or ("ok", {}, clock.now())
-        except asyncio.CancelledError:
-            result = "cancelled", {}, clock.now()
+            what, more, at = work.result() or ("ok", {}, clock.now())
+        except (asyncio.CancelledError, Interrupted):
+            # Of a release that had not even begun.
+            self.locks.pop(message.get("lock"), None)
+            what, more, at = "cancelled", {}, clock.now()
+        except errors.LockLostError as error:
+            what, more, at = "lost", {"why": error.lost.value}, clock.now()
         except Exception as error:
-            kind = next((kind for kind, each in KINDS if isinstance(error, each)), "other")
-            lost = {"why": error.lost.value} if kind == "lost" else {"kind": kind, "text": str(error)}
-            result = "lost" if kind == "lost" else "error", lost, clock.now()
-        what, more, at = result
+            kind = next((name for name, kind in KINDS.items() if isinstance(error, kind)), type(error).__name__)
+            what, more, at = "error", {"kind": kind, "text": str(error)}, clock.now()
         say({"re": message["id"], "answer": what, "at": at}, **more)
-
-    def lock_of(self, message):
-        return self.locks[message["lock"]]
 
     async def open(self, message):
         place, options = message["place"], dict(message.get("options", {}))
@@ -118,79 +144,76 @@ class Agent:
                 options[option] = place[name]
         if "tls" in place:
             options.update(ssl=True, ssl_ca_certs=place["tls"])
-        addresses = [
-            (host, int(port)) for host, _, port in (each.rpartition(":") for each in place.get("addresses", []))
-        ]
+        addresses = [(each.rpartition(":")[0], int(each.rpartition(":")[2])) for each in place.get("addresses", [])]
         if place["kind"] == "unix":
-            client = getattr(module("client"), NAMES[0])(unix_socket_path=place["unix"], **options)
+            client = getattr(module("client"), CLIENT)(unix_socket_path=place["unix"], **options)
         elif place["kind"] == "sentinel":
             client = module("sentinel").Sentinel(addresses, **options).master_for(place["master"])
         else:
-            kind = (
-                getattr(module("cluster"), NAMES[1])
-                if place["kind"] == "cluster"
-                else getattr(module("client"), NAMES[0])
-            )
+            cluster = place["kind"] == "cluster"
+            kind = getattr(module("cluster"), f"{CLIENT}Cluster") if cluster else getattr(module("client"), CLIENT)
             client = kind(host=addresses[0][0], port=addresses[0][1], **options)
         self.clients[message["name"]] = client, message.get("label")
 
-    def make(self, message):
-        client, label = self.clients[message["client"]]
-        key = bytes.fromhex(message["key_hex"]) if "key_hex" in message else message["key"]
-        wait = message.get("wait_ms")
-        seconds = {name: message[f"{name}_ms"] / 1000 for name in ("max_hold",) if message.get(f"{name}_ms")}
-        identity = message["id"]
+    def make(self, message, key=None, **more):
+        (client, label), wait = self.clients[message["client"]], message.get("wait_ms")
         return LOCK(
             client,
-            key,
+            # A character for each byte.
+            (key or message["key"]).encode("latin-1"),
             timeout=message.get("ttl_ms", 30_000) / 1000,
             blocking=wait is not None,
             blocking_timeout=None if wait in (None, "forever") else wait / 1000,
             thread_local=False,
             label=message.get("label", label),
+            max_hold=message["max_hold_ms"] / 1000 if "max_hold_ms" in message else None,
             min_replicas=message.get("min_replicas", 0),
-            renew=message.get("renew", True),
-            on_lost=lambda lost: say({"event": "lost", "lock": identity, "why": lost.value, "at": clock.now()}),
-            **seconds,
+            **more,
         )
 
     async def acquire(self, message):
-        lock = self.make(message)
-        work = asyncio.ensure_future(call(lock.acquire))
-        if "cancel_after_us" in message:
-            await asyncio.wait({work}, timeout=message["cancel_after_us"] / 1e6)
-            work.cancel()
-        granted, at = await work
+        number = message["id"]
+        lock = self.make(message, on_lost=lambda why: say({"event": "lost", "lock": number, "why": why.value}))
+        granted, at = await call(lock.acquire)
         if not granted:
             return "busy", {}, at
-        self.locks[message["id"]] = lock
-        held = {"lock": message["id"], "fence": lock.fence, "owner": lock.owner}
+        self.locks[number] = lock
+        held = {"lock": number, "fence": lock.fence, "owner": lock.owner}
         return "held", {**held, "remaining_us": round(lock.remaining() * 1e6)}, at
 
     async def cancel(self, message):
         self.tasks[message["of"]].cancel()
 
-    async def on_lock(self, message):
-        """extend, renew, release, release_after."""
-        lock, seconds = self.lock_of(message), [message["ms"] / 1000] if "ms" in message else []
-        more = {"replace_ttl": True} if message["do"] == "extend" else {}
-        name = {"renew": "reacquire"}.get(message["do"], message["do"])
-        return "yes", {}, (await call(getattr(lock, name), *seconds, **more))[1]
+    async def renew(self, message):
+        return "yes", {}, (await call(self.locks[message["lock"]].reacquire))[1]
 
-    extend = renew = release = release_after = on_lock
+    async def extend(self, message):
+        return "yes", {}, (await call(self.locks[message["lock"]].extend, message["ms"] / 1000, replace_ttl=True))[1]
+
+    async def release(self, message):
+        return "yes", {}, (await call(self.locks.pop(message["lock"]).release))[1]
+
+    async def release_after(self, message):
+        return "yes", {}, (await call(self.locks.pop(message["lock"]).release_after, message["ms"] / 1000))[1]
 
     async def leave(self, message):
-        self.lock_of(message).leave()
+        self.locks.pop(message["lock"]).leave()
 
     async def drop(self, message):
-        self.tasks.pop(message["lock"], None)
         del self.locks[message["lock"]]
 
+    def state(self, lock):
+        try:
+            lost = lock.check() and None
+        except errors.LockLostError as error:
+            lost = error.lost.value
+        return {"remaining_us": round(lock.remaining() * 1e6), "lost": lost}
+
     async def remaining(self, message):
-        return "value", {"remaining_us": round(self.lock_of(message).remaining() * 1e6)}, clock.now()
+        return "value", self.state(self.locks[message["lock"]]), clock.now()
 
     async def info(self, message):
-        info, at = await call(self.make({"ttl_ms": 1000, **message}).info)
+        info, at = await call(self.make(message).info)
         value = info and {"owner": info.owner and info.owner.decode(), "fence": info.fence, "waiters": info.waiters}
         return "value", {"value": value}, at
 
@@ -200,32 +223,35 @@ class Agent:
         return "yes", {}, (await call(lock.release))[1]
 
     async def run(self, message):
-        lock = self.make(message)
+        more = {"cancel_on_lost": True} if ASYNC and sys.version_info >= (3, 11) else {}
+        lock, span, what = self.make(message, **more), message.get("ms", 0) / 1000, message["body"]
 
         def tell(how):
-            say({"event": "body", "of": message["id"], "how": how, "at": clock.now()})
+            say({"event": "body", "of": message["id"], "how": how})
 
         async def body_task():
             async with lock:
                 tell("began")
                 try:
-                    if message["body"] == "wait":
-                        await asyncio.sleep(message.get("ms", 1000) / 1000)
-                    elif message["body"] in ("fail", "panic"):
-                        raise ArithmeticError("the body's")
-                    tell("ended")
+                    if what == "nest":
+                        assert not await self.make(message).acquire()
+                    await asyncio.sleep(span)
                 except asyncio.CancelledError:
                     tell("cancelled")
                     raise
+                tell("ended")
+                if what == "fail":
+                    raise ArithmeticError("as asked")
 
         def body_thread():
             with lock:
                 tell("began")
-                if message["body"] == "wait":
-                    lock.lost.wait(message.get("ms", 1000) / 1000)
-                elif message["body"] in ("fail", "panic"):
-                    raise ArithmeticError("the body's")
+                if what == "nest":
+                    assert not self.make(message).acquire()
+                time.sleep(span)
                 tell("ended")
+                if what == "fail":
+                    raise ArithmeticError("as asked")
 
         try:
             return "done", {}, (await call(body_task if ASYNC else body_thread))[1]
@@ -236,14 +262,13 @@ class Agent:
 
     async def many(self, message):
         for number in range(message["count"]):
-            lock = self.make({**message, "key": f"{message['prefix']}{number}"})
-            if (await call(lock.acquire))[0]:
+            lock = self.make(message, f"{message['prefix']}{number}")
+            if await lock.acquire() if ASYNC else lock.acquire():
                 self.crowd.append(lock)
         return "held", {"count": len(self.crowd)}, clock.now()
 
     async def least(self, message):
-        lost = sum(lock.lost.is_set() for lock in self.crowd)
-        least = min(lock.remaining() for lock in self.crowd)
+        lost, least = sum(lock.lost.is_set() for lock in self.crowd), min(lock.remaining() for lock in self.crowd)
         return "value", {"remaining_us": round(least * 1e6), "lost": lost}, clock.now()
 
     async def drop_many(self, message):
@@ -253,62 +278,58 @@ class Agent:
         dice, end = random.Random(message.get("seed", 0)), clock.now() + message.get("for_ms", 10**9) * 1000
         turns = 0
         while turns < message.get("count", 10**9) and clock.now() < end:
-            asked, lock = clock.now(), self.make({**message, "key": dice.choice(message["keys"])})
+            turn = {"event": "turn", "of": message["id"], "key": dice.choice(message["keys"]), "asked": clock.now()}
+            lock, turn["outcome"] = self.make(message, turn["key"]), "busy"
             granted, at = await call(lock.acquire)
-            turn = {"of": message["id"], "key": lock.name, "asked": asked}
             if granted:
                 turn.update(granted=at, fence=lock.fence)
                 await asyncio.sleep(message.get("hold_us", 0) / 1e6)
-                turn["released"] = clock.now()
+                turn.update(released=clock.now(), outcome="yes")
                 try:
                     await call(lock.release)
-                    turn["outcome"] = "yes"
                 except errors.LockLostError as error:
                     turn["outcome"] = error.lost.value
-            else:
-                turn["outcome"] = "busy"
-            say({"event": "turn"}, **turn)
+            say(turn)
             turns += 1
         return "done", {"turns": turns}, clock.now()
 
     async def block(self, message):
         until = time.monotonic() + message["ms"] / 1000
-        if message.get("how", "sleep") == "sleep":
-            time.sleep(message["ms"] / 1000)  # noqa: ASYNC251
-        while time.monotonic() < until:
+        while message.get("how") == "cpu" and time.monotonic() < until:
             sum(range(1000))
-        locks = {str(name): [round(lock.remaining() * 1e6), lock.lost.is_set()] for name, lock in self.locks.items()}
-        return "value", {"locks": locks}, clock.now()
+        time.sleep(max(0, until - time.monotonic()))  # noqa: ASYNC251
+        return "value", {"locks": {str(name): self.state(lock) for name, lock in self.locks.items()}}, clock.now()
 
     async def fork(self, message):
-        lock = self.lock_of(message)
+        lock = self.locks[message["lock"]]
         child = os.fork()
         if child == 0:
-            said = {"of": message["id"], "remaining_us": round(lock.remaining() * 1e6), "lost": lock.lost.is_set()}
+            said = {"event": "child", "of": message["id"], "lost": lock.lost.is_set(), "renew": None}
             try:
+                # What both faces do before they await.
                 lock._renewal(lock.local.tenure, 1_000_000)
             except errors.ForkedError:
                 said["renew"] = "forked"
-            say({"event": "child"}, **said)
+            say(said, remaining_us=round(lock.remaining() * 1e6))
             os._exit(0)
         _, status = await asyncio.get_running_loop().run_in_executor(None, os.waitpid, child, 0)
         return "value", {"exit": status}, clock.now()
 
     async def settled(self, message):
-        done = await redis_lockkeeper.asyncio.settled(message.get("limit_ms", 5000) / 1000)
+        done = await redis_lockkeeper.asyncio.settled(message.get("limit_ms", 60_000) / 1000)
         return "yes" if done else "no", {}, clock.now()
 
     async def close(self, message):
-        done = await redis_lockkeeper.asyncio.close(message.get("limit_ms", 5000) / 1000)
-        threads = [each.name for each in threading.enumerate() if each.name in ("lockkeeper", "lockkeeper-dial")]
-        return "yes" if done else "no", {"threads": threads}, clock.now()
+        done = await redis_lockkeeper.asyncio.close(message.get("limit_ms", 60_000) / 1000)
+        return "yes" if done else "no", {}, clock.now()
 
 
 class Log(logging.Handler):
     """What the helper logs, as events."""
 
     def emit(self, record):
-        say({"event": "log", "level": record.levelname.lower(), "text": record.getMessage()})
+        level = {"warning": "warn"}.get(record.levelname.lower(), record.levelname.lower())
+        say({"event": "log", "level": level, "text": record.getMessage()})
 
 
 asyncio.run(Agent().main())

@@ -1,0 +1,536 @@
+//! An agent: a process that holds locks through the helper of its language, and does what it is told.
+//!
+//! It is told by JSON lines on its standard input, and answers on its standard output. What the lines
+//! say is in AGENTS.md.
+
+use std::fmt;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Map, Value, json};
+use testkit::proxy::Proxy;
+use testkit::{PATIENCE, Server};
+
+/// The clock that agents tell the time by: microseconds since boot, suspend included.
+pub fn now_us() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
+}
+
+/// How an agent is started.
+pub struct Kind {
+    pub name: &'static str,
+    program: PathBuf,
+    args: Vec<String>,
+    env: Vec<(&'static str, PathBuf)>,
+}
+
+impl Kind {
+    pub fn new(name: &'static str, program: impl Into<PathBuf>) -> Kind {
+        Kind {
+            name,
+            program: program.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+        }
+    }
+
+    pub fn arg(mut self, arg: impl Into<String>) -> Kind {
+        self.args.push(arg.into());
+        self
+    }
+
+    pub fn env(mut self, name: &'static str, value: PathBuf) -> Kind {
+        self.env.push((name, value));
+        self
+    }
+
+    /// Whether there is what runs it.
+    pub fn is_here(&self) -> bool {
+        self.program.exists()
+    }
+
+    pub fn program(&self) -> &PathBuf {
+        &self.program
+    }
+
+    /// A process that has said hello.
+    #[track_caller]
+    pub fn start(&self) -> Agent {
+        let mut process = Command::new(&self.program)
+            .args(&self.args)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{}: {error}", self.program.display()));
+        let said = Arc::new(Said::default());
+        let (stdout, listener) = (process.stdout.take().unwrap(), said.clone());
+        std::thread::spawn(move || listener.listen(BufReader::new(stdout)));
+        let stdin = Mutex::new(process.stdin.take());
+        let mut agent = Agent {
+            process: Mutex::new(process),
+            stdin,
+            said,
+            sent: AtomicU64::new(0),
+            hello: Value::Null,
+        };
+        agent.hello = agent.line("hello", |line| line.get("hello").is_some());
+        agent
+    }
+}
+
+/// All that an agent has said, line by line.
+#[derive(Default)]
+struct Said {
+    lines: Mutex<(Vec<Value>, bool)>,
+    changed: Condvar,
+}
+
+impl Said {
+    fn listen(&self, stdout: impl BufRead) {
+        for line in stdout.lines() {
+            let Ok(line) = line else { break };
+            let line = serde_json::from_str(&line)
+                .unwrap_or_else(|error| json!({"garbage": line, "error": error.to_string()}));
+            self.lines.lock().unwrap().0.push(line);
+            self.changed.notify_all();
+        }
+        self.lines.lock().unwrap().1 = true;
+        self.changed.notify_all();
+    }
+}
+
+/// A running agent. Dropping it kills it: what it holds then ends by its ttl.
+pub struct Agent {
+    process: Mutex<Child>,
+    stdin: Mutex<Option<ChildStdin>>,
+    said: Arc<Said>,
+    sent: AtomicU64,
+    pub hello: Value,
+}
+
+impl Agent {
+    /// What the helper, or its language, can do.
+    pub fn can(&self) -> Vec<String> {
+        let can = self.hello["can"].as_array().into_iter().flatten();
+        can.map(|word| word.as_str().unwrap().to_owned()).collect()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.lock().unwrap().id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid() as i32).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    pub fn kill9(&self) {
+        let mut process = self.process.lock().unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    /// The first line for which this is true, now or soon.
+    #[track_caller]
+    pub fn line(&self, what: &str, is_it: impl Fn(&Value) -> bool) -> Value {
+        let (mut lines, mut seen) = (self.said.lines.lock().unwrap(), 0);
+        let deadline = Instant::now() + PATIENCE * 2;
+        loop {
+            if let Some(line) = lines.0[seen..].iter().find(|line| is_it(line)) {
+                return line.clone();
+            }
+            seen = lines.0.len();
+            let left = deadline.saturating_duration_since(Instant::now());
+            let ended = lines.1;
+            if ended || left.is_zero() {
+                drop(lines);
+                let goes = if ended { "ended" } else { "goes on" };
+                panic!("the agent {goes} without saying {what}");
+            }
+            lines = self.said.changed.wait_timeout(lines, left).unwrap().0;
+        }
+    }
+
+    /// What it has said so far that this is true of.
+    pub fn lines(&self, is_it: impl Fn(&Value) -> bool) -> Vec<Value> {
+        let lines = self.said.lines.lock().unwrap();
+        lines.0.iter().filter(|line| is_it(line)).cloned().collect()
+    }
+
+    fn send(&self, what: &str, mut fields: Map<String, Value>) -> Pending<'_> {
+        let id = self.sent.fetch_add(1, Ordering::Relaxed) + 1;
+        fields.insert("id".into(), id.into());
+        fields.insert("do".into(), what.into());
+        let line = format!("{}\n", Value::Object(fields));
+        let mut stdin = self.stdin.lock().unwrap();
+        // One that has ended is told of when its answer is awaited.
+        let _ = stdin.as_mut().unwrap().write_all(line.as_bytes());
+        Pending { agent: self, id }
+    }
+
+    /// Sends a message; `fields` is an object.
+    pub fn begin(&self, what: &str, fields: Value) -> Pending<'_> {
+        let Value::Object(fields) = fields else {
+            panic!("{fields} is no object")
+        };
+        self.send(what, fields)
+    }
+
+    #[track_caller]
+    pub fn ask(&self, what: &str, fields: Value) -> Answer {
+        self.begin(what, fields).answer()
+    }
+
+    /// A client of the server, or proxy, or place.
+    #[track_caller]
+    pub fn open(&self, place: &impl Place) -> Client<'_> {
+        self.open_with(place, json!({}))
+    }
+
+    /// The same with more fields in the message.
+    #[track_caller]
+    pub fn open_with(&self, place: &impl Place, more: Value) -> Client<'_> {
+        let name = format!("client {}", self.sent.load(Ordering::Relaxed));
+        let mut fields = json!({"name": name, "place": place.place()});
+        let more = more.as_object().unwrap().clone();
+        fields.as_object_mut().unwrap().extend(more);
+        assert_eq!(self.ask("open", fields), "ok");
+        Client { agent: self, name }
+    }
+
+    /// Waits until all that was given up has been released.
+    #[track_caller]
+    pub fn settled(&self) {
+        assert_eq!(self.ask("settled", json!({"limit_ms": 30_000})), "yes");
+    }
+
+    /// Ends it as a program ends, and waits for that.
+    #[track_caller]
+    pub fn end(&self, how: &str) {
+        self.begin("end", json!({"how": how}));
+        let mut process = self.process.lock().unwrap();
+        testkit::eventually("the agent has ended", || {
+            process.try_wait().unwrap().is_some()
+        });
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let process = self.process.get_mut().unwrap();
+        let _ = (process.kill(), process.wait());
+        if std::thread::panicking() {
+            let said = self.said.lines.lock();
+            let said = said.unwrap_or_else(std::sync::PoisonError::into_inner);
+            let last = said.0.len().saturating_sub(30);
+            for line in &said.0[last..] {
+                eprintln!("the agent said: {line}");
+            }
+        }
+    }
+}
+
+/// Where a client is to find its server.
+pub trait Place {
+    /// The `place` of the message `open`.
+    fn place(&self) -> Value;
+}
+
+impl Place for Server {
+    fn place(&self) -> Value {
+        at(&self.url())
+    }
+}
+
+impl Place for Proxy {
+    fn place(&self) -> Value {
+        at(&self.url())
+    }
+}
+
+impl Place for Value {
+    fn place(&self) -> Value {
+        self.clone()
+    }
+}
+
+fn at(url: &str) -> Value {
+    let address = url.trim_start_matches("redis://").trim_end_matches('/');
+    json!({"kind": "standalone", "addresses": [address]})
+}
+
+/// A message that may not have been answered yet.
+#[derive(Clone, Copy)]
+pub struct Pending<'a> {
+    agent: &'a Agent,
+    id: u64,
+}
+
+impl<'a> Pending<'a> {
+    #[track_caller]
+    pub fn answer(self) -> Answer {
+        let what = format!("what became of message {}", self.id);
+        Answer(self.agent.line(&what, |line| line["re"] == self.id))
+    }
+
+    pub fn is_answered(self) -> bool {
+        !self.agent.lines(|line| line["re"] == self.id).is_empty()
+    }
+
+    /// The lock that it must have been granted.
+    #[track_caller]
+    pub fn held(self) -> Held<'a> {
+        let answer = self.answer();
+        assert_eq!(answer, "held");
+        Held {
+            agent: self.agent,
+            id: self.id,
+            fence: answer.number("fence"),
+            owner: answer.text("owner"),
+            remaining: answer.remaining(),
+            at: answer.at(),
+        }
+    }
+
+    #[track_caller]
+    pub fn cancel(self) {
+        assert_eq!(self.agent.ask("cancel", json!({"of": self.id})), "ok");
+    }
+
+    /// An event of this message.
+    #[track_caller]
+    pub fn body(self, how: &str) -> u64 {
+        let line = self.agent.line(&format!("body {how}"), |line| {
+            line["event"] == "body" && line["of"] == self.id && line["how"] == how
+        });
+        line["at"].as_u64().unwrap()
+    }
+}
+
+/// What a message was answered. Compares as its word, with the reason of a loss or the kind of an error:
+/// `held`, `busy`, `lost: gone`, `error: unreachable`.
+#[derive(Clone)]
+pub struct Answer(pub Value);
+
+impl Answer {
+    fn summary(&self) -> String {
+        let field = |name: &str| self.0[name].as_str().unwrap_or("?").to_owned();
+        match field("answer").as_str() {
+            "lost" => format!("lost: {}", field("why")),
+            "error" => format!("error: {}", field("kind")),
+            "failed" => format!("failed: {}", field("whose")),
+            word => word.to_owned(),
+        }
+    }
+
+    /// When it was known, by [`now_us`].
+    #[track_caller]
+    pub fn at(&self) -> u64 {
+        self.number("at")
+    }
+
+    #[track_caller]
+    pub fn number(&self, field: &str) -> u64 {
+        let number = self.0[field].as_u64();
+        number.unwrap_or_else(|| panic!("no number {field} in {self:?}"))
+    }
+
+    #[track_caller]
+    pub fn text(&self, field: &str) -> String {
+        let text = self.0[field].as_str();
+        text.unwrap_or_else(|| panic!("no {field} in {self:?}"))
+            .to_owned()
+    }
+
+    #[track_caller]
+    pub fn remaining(&self) -> Duration {
+        Duration::from_micros(self.number("remaining_us"))
+    }
+}
+
+impl PartialEq<&str> for Answer {
+    fn eq(&self, other: &&str) -> bool {
+        self.summary() == *other
+    }
+}
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.summary(), self.0)
+    }
+}
+
+/// A client that an agent has opened.
+pub struct Client<'a> {
+    pub agent: &'a Agent,
+    pub name: String,
+}
+
+impl<'a> Client<'a> {
+    /// One try; see the setters for more.
+    pub fn acquire(&self, key: &str) -> Acquire<'a> {
+        self.message("acquire", json!({"key": key}))
+    }
+
+    /// A body that runs under the lock: `return`, `fail`, `panic` or `nest`, after `ms` if it is set.
+    pub fn run(&self, key: &str, body: &str) -> Acquire<'a> {
+        self.message("run", json!({"key": key, "body": body}))
+    }
+
+    /// A message about this client.
+    pub fn message(&self, what: &'static str, fields: Value) -> Acquire<'a> {
+        let mut fields = fields.as_object().unwrap().clone();
+        fields.insert("client".into(), self.name.as_str().into());
+        Acquire {
+            agent: self.agent,
+            what,
+            fields,
+        }
+    }
+
+    /// A lock that must be free, with a ttl in ms.
+    #[track_caller]
+    pub fn hold(&self, key: &str, ttl_ms: u64) -> Held<'a> {
+        self.acquire(key).ttl(ttl_ms).held()
+    }
+
+    /// A wait of so many ms that has begun.
+    pub fn wait_for(&self, key: &str, ttl_ms: u64, wait_ms: u64) -> Pending<'a> {
+        self.acquire(key).ttl(ttl_ms).wait(wait_ms).begin()
+    }
+
+    /// Makes the connection that later questions use.
+    #[track_caller]
+    pub fn connect(&self) {
+        let info = self.message("info", json!({"key": "nobody's"}));
+        assert_eq!(info.answer(), "value");
+    }
+}
+
+/// A message that is being put together. Times are in milliseconds.
+pub struct Acquire<'a> {
+    agent: &'a Agent,
+    what: &'static str,
+    fields: Map<String, Value>,
+}
+
+impl<'a> Acquire<'a> {
+    pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.fields.insert(field.to_owned(), value.into());
+        self
+    }
+
+    pub fn ttl(self, ms: u64) -> Self {
+        self.with("ttl_ms", ms)
+    }
+
+    pub fn wait(self, ms: u64) -> Self {
+        self.with("wait_ms", ms)
+    }
+
+    pub fn wait_forever(self) -> Self {
+        self.with("wait_ms", "forever")
+    }
+
+    pub fn cancel_after_us(self, us: u64) -> Self {
+        self.with("cancel_after_us", us)
+    }
+
+    pub fn begin(self) -> Pending<'a> {
+        self.agent.send(self.what, self.fields)
+    }
+
+    #[track_caller]
+    pub fn answer(self) -> Answer {
+        self.begin().answer()
+    }
+
+    #[track_caller]
+    pub fn held(self) -> Held<'a> {
+        self.begin().held()
+    }
+}
+
+/// A lock that an agent was granted.
+pub struct Held<'a> {
+    agent: &'a Agent,
+    id: u64,
+    pub fence: u64,
+    pub owner: String,
+    /// What remained when it was handed out.
+    pub remaining: Duration,
+    /// When it was handed out, by [`now_us`].
+    pub at: u64,
+}
+
+impl Held<'_> {
+    pub fn begin(&self, what: &str, more: Value) -> Pending<'_> {
+        let mut fields = more.as_object().unwrap().clone();
+        fields.insert("lock".into(), self.id.into());
+        self.agent.send(what, fields)
+    }
+
+    #[track_caller]
+    pub fn ask(&self, what: &str) -> Answer {
+        self.begin(what, json!({})).answer()
+    }
+
+    #[track_caller]
+    pub fn renew(&self) -> Answer {
+        self.ask("renew")
+    }
+
+    #[track_caller]
+    pub fn extend(&self, ms: u64) -> Answer {
+        self.begin("extend", json!({"ms": ms})).answer()
+    }
+
+    #[track_caller]
+    pub fn release(&self) -> Answer {
+        self.ask("release")
+    }
+
+    #[track_caller]
+    pub fn release_after(&self, ms: u64) -> Answer {
+        self.begin("release_after", json!({"ms": ms})).answer()
+    }
+
+    /// What remains now, in the agent's opinion.
+    #[track_caller]
+    pub fn remaining(&self) -> Duration {
+        self.ask("remaining").remaining()
+    }
+
+    /// Why it is lost, in the agent's opinion, if it is.
+    #[track_caller]
+    pub fn lost_now(&self) -> Option<String> {
+        let answer = self.ask("remaining");
+        answer.0["lost"].as_str().map(str::to_owned)
+    }
+
+    /// Waits until the agent says that it is lost: why, and when it knew.
+    #[track_caller]
+    pub fn lost(&self) -> (String, u64) {
+        let line = self
+            .agent
+            .line("that it is lost", |line| self.is_loss(line));
+        let why = line["why"].as_str().unwrap().to_owned();
+        (why, line["at"].as_u64().unwrap())
+    }
+
+    /// How often the agent has said so.
+    pub fn times_lost(&self) -> usize {
+        self.agent.lines(|line| self.is_loss(line)).len()
+    }
+
+    fn is_loss(&self, line: &Value) -> bool {
+        line["event"] == "lost" && line["lock"] == self.id
+    }
+}
