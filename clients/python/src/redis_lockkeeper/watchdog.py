@@ -203,7 +203,8 @@ class Watchdog:
         #: For whom the next replies are: an attempt, nobody (ASKING), or all whose replicas have been asked about.
         self._expected: deque[Union[_Attempt, list[_Attempt], None]] = deque()
         self._unsent: list[_Attempt] = []
-        self._dials = 0
+        # Those under way since one succeeded last: which hung before that says nothing any more.
+        self._dials, self._round = 0, 0
         self._dialled: SimpleQueue[Any] = SimpleQueue()
         self._draining: dict[socket.socket, int] = {}
         self.closing = False
@@ -381,11 +382,13 @@ class Watchdog:
         return list(sent)
 
     def _dial(self) -> None:
+        of_round = self._round
+
         def dial() -> None:
             try:
-                self._dialled.put(self._node.dial())
+                self._dialled.put((of_round, self._node.dial()))
             except Exception as error:
-                self._dialled.put(error)
+                self._dialled.put((of_round, error))
             self.wake()
 
         self._dials += 1
@@ -398,14 +401,16 @@ class Watchdog:
     def _hear_dials(self) -> None:
         with suppress(Empty):
             while True:
-                dialled = self._dialled.get_nowait()
-                self._dials -= 1
+                of_round, dialled = self._dialled.get_nowait()
+                if of_round == self._round:
+                    self._dials -= 1
                 if not isinstance(dialled, Exception):
                     if self._connection is not None:
                         self._node.give(dialled)
                         continue
-                    self._connection = dialled
-                elif self._dials:
+                    self._connection, self._dials = dialled, 0
+                    self._round += 1
+                elif self._dials or of_round != self._round:
                     continue
                 unsent, self._unsent = self._unsent, []
                 if isinstance(dialled, Exception):
