@@ -261,7 +261,9 @@ class Base:
             raise NotHeldError(f"Cannot {what} a lock with no timeout", self.name)
         ttl = micros(additional_time, "additional_time")
         if tenure is not None:
-            future = self._renewal(tenure, ttl if replace_ttl else ttl + max(0, tenure.left()))
+            ttl = ttl if replace_ttl else ttl + max(0, tenure.left())
+            terms_of(ttl / SECOND, None, True)
+            future = self._renewal(tenure, ttl)
             yield Outcome(future)
             future.result()
             return True
