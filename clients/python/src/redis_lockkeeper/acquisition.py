@@ -139,7 +139,7 @@ def acquisition(
                         replies.acquire(key, owner, ttl, left),
                         None if deadline is None else deadline + OVERTIME,
                         undo,
-                        probe=replies.renew(key, owner, ttl),
+                        replies.renew(key, owner, ttl),
                         interval=min(ttl // 3, LONGEST_ATTEMPT),
                     )
                     fence = replies.read_fence(reply)

@@ -14,7 +14,7 @@ from . import replies
 from .clock import now
 from .connections import Node, Place, end, read, send
 from .errors import BROKEN, REPLIED, RefusedError, UnreachableError, is_elsewhere
-from .lease import LONGEST_ATTEMPT
+from .lease import LONGEST_ATTEMPT, SECOND
 from .replies import Command, Key
 from .watchdog import watchdog_of
 
@@ -100,10 +100,10 @@ def ask(
 
 
 def wait(
-    place: Place, key: Key, command: Command, until: Optional[int], undo: Command, probe: Command, interval: int
+    place: Place, key: Key, command: Command, until: Optional[int], undo: Command, renew: Command, interval: int
 ) -> Steps[Any]:
-    """Returns the reply to `command`, which waits in the server's queue. Asks every `interval` over another connection,
-    by `probe`, whether the server is still there and still the master; its errors are the wait's.
+    """Returns the reply to `command`, which waits in the server's queue. Asks every `interval` over another connection
+    whether the server is still there and still the master, and knows of the wait; its errors are the wait's.
     """
     node, asking = place.route(key)
     connection = node.take_idle()
@@ -119,9 +119,10 @@ def wait(
             if until is not None and at >= until:
                 raise OutOfTime
             if at >= probe_at:
-                limit = at + min(interval, LONGEST_ATTEMPT)
+                # A busy machine is no reason to lose the place in the queue.
+                limit = at + max(interval, SECOND)
                 try:
-                    yield from ask(place, key, probe, limit if until is None else min(limit, until))
+                    yield from _probe(place, key, renew, limit if until is None else min(limit, until))
                     if place.route(key)[0] is not node:
                         raise UnreachableError(f"{node} does not answer for the key any more")
                 except (RefusedError, UnreachableError):
@@ -134,6 +135,24 @@ def wait(
         raise _failed(place, key, node, error, connection, undo)
     node.give(connection)
     return _judged(place, key, node, answer)
+
+
+def _probe(place: Place, key: Key, renew: Command, until: int) -> Steps[None]:
+    """Behind the same address there may be another server by now, which knows nothing of a wait."""
+    try:
+        reply, _ = yield from ask(place, key, replies.info(key), until)
+    except RefusedError as error:
+        if error.passing:
+            raise
+        # A renewal of what is not held yet changes nothing, and is what a user may do who may not look.
+        yield from ask(place, key, renew, until)
+        return
+    info, owner = replies.read_info(reply), renew[2]
+    known = info is not None and (
+        info.owner == owner or any(each.owner == owner for each in info.queue) or info.waiters > len(info.queue)
+    )
+    if not known:
+        raise UnreachableError(f"who answers for {place.route(key)[0]} knows nothing of the wait")
 
 
 def _read(connection: Any) -> Any:
