@@ -172,14 +172,16 @@ def acquisition(
                     owner, in_doubt = new_owner(), False
                 elif not few and (isinstance(error, RefusedError) or not error.sent):
                     in_doubt = doubted
-                if not error.passing or (one_try and (few or tries == 2)):
+                # One that was never there is most likely a wrong address: worth a wait that ends, no more.
+                bounded = isinstance(error, UnreachableError) and deadline is not None and not one_try
+                if not (error.passing or bounded) or (one_try and (few or tries == 2)):
                     raise
             at = now() + back_off
             yield BackOff(at if one_try or deadline is None else min(at, deadline))
             back_off = min(back_off * 2, LAST_BACK_OFF)
             if not one_try and not time_left():
                 # A server that was silent until the end of the wait has told nothing but that.
-                if trouble is not None and not waiting:
+                if trouble is not None:
                     raise trouble
                 return None
     finally:
