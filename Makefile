@@ -44,7 +44,7 @@ $(MODULE) $(COMMAND):
 test: build test-needs .venv/ready conformance-needs ## run all tests, on the redis-server in SERVER if it is set
 	@rm -f $(TARGET)/left-out.txt
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test --workspace --no-fail-fast; \
-		status=$$?; tests/left-out; exit $$status
+		status=$$?; $(MAKE) test-python-quick || status=1; tests/left-out; exit $$status
 
 .PHONY: test-conformance conformance-needs
 
@@ -100,10 +100,10 @@ chaos: build $(if $(SERVER),,server-needs) ## check what owners observe while se
 # `tests/servers/fetch valkey-9.1` has fetched one.
 NATIVE := target/servers/valkey-9.1/redis-server
 
-bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(PEERS:%=$(TARGET)/bench/%) ## measure against what people use (10 min); QUICK=1, ONLY='pair renew', PEERS='redlock redsync'
-	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench -p lockkeeper-benches --bench bench -- $(ONLY)
+bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(PEERS:%=$(TARGET)/bench/%) ## measure against what people use (10 min); QUICK=1, ONLY='uncontended renew', PEERS='redlock redsync'
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench -p lockkeeper-benches --bench suite -- $(ONLY)
 	$(if $(SERVER)$(ONLY),,$(if $(wildcard $(NATIVE)), \
-		LOCKKEEPER_TEST_SERVER='$(abspath $(NATIVE))' cargo bench -p lockkeeper-benches --bench bench -- pair renew))
+		LOCKKEEPER_TEST_SERVER='$(abspath $(NATIVE))' cargo bench -p lockkeeper-benches --bench suite -- uncontended renew))
 
 bench-check: build $(if $(SERVER),,server-needs) ## count instructions against benches/instructions.json; UPDATE=1 writes it
 	$(call need,command -v valgrind,valgrind)

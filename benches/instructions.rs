@@ -49,7 +49,7 @@ struct Sequence {
 enum Operation {
     /// Commands with a reply of one line each.
     Commands(&'static [&'static [&'static str]]),
-    /// The holder releases, the next of so many is granted, the holder lines up again.
+    /// The holder releases, the next of so many is granted, the holder queues again.
     Handover(usize),
 }
 
@@ -194,22 +194,22 @@ fn count(sequence: &Sequence, times: usize) -> f64 {
     let dir = tempfile::tempdir().unwrap();
     let profile = dir.path().join("profile");
     let (mut server, port) = start(dir.path(), &profile);
-    let mut line = RawConnection::to_port(port);
+    let mut connection = RawConnection::to_port(port);
     for command in sequence.prepare {
-        line.ask(&pack(command));
+        connection.ask(&pack(command));
     }
     match sequence.operation {
         Operation::Commands(commands) => {
             let packed: Vec<u8> = commands.iter().flat_map(|words| pack(words)).collect();
             let packed = packed.repeat(AT_A_TIME);
             for _ in 0..times.div_ceil(AT_A_TIME) {
-                line.send(&packed);
-                line.receive(AT_A_TIME * commands.len());
+                connection.send(&packed);
+                connection.receive(AT_A_TIME * commands.len());
             }
         }
         Operation::Handover(waiting) => hand_over(port, waiting, times),
     }
-    line.send(&pack(&["SHUTDOWN", "NOSAVE"]));
+    connection.send(&pack(&["SHUTDOWN", "NOSAVE"]));
     assert!(server.wait().unwrap().success(), "the server ended badly");
     let profile = fs::read_to_string(profile).unwrap();
     let total = profile
@@ -220,24 +220,27 @@ fn count(sequence: &Sequence, times: usize) -> f64 {
 
 fn hand_over(port: u16, waiting: usize, times: usize) {
     let owner = |client: usize| format!("{OWNER}:{client:04}");
-    let mut lines: Vec<RawConnection> = (0..=waiting)
+    let mut connections: Vec<RawConnection> = (0..=waiting)
         .map(|_| RawConnection::to_port(port))
         .collect();
     let acquire = |client: usize| pack(&["LOCK.ACQUIRE", "lock", &owner(client), TTL, "WAIT", TTL]);
     let mut bystander = RawConnection::to_port(port);
     bystander.let_many_wait();
-    for (client, line) in lines.iter_mut().enumerate() {
-        line.send(&acquire(client));
+    for (client, connection) in connections.iter_mut().enumerate() {
+        connection.send(&acquire(client));
         bystander.ask(&pack(&["PING"]));
     }
-    assert!(lines[0].number().is_some(), "it was free");
+    assert!(connections[0].number().is_some(), "it was free");
     for turn in 0..times {
-        let (holder, next) = (turn % lines.len(), (turn + 1) % lines.len());
-        lines[holder].send(&pack(&["LOCK.RELEASE", "lock", &owner(holder)]));
-        assert!(lines[next].number().is_some(), "it is this one's turn");
-        assert_eq!(lines[holder].number(), Some(1));
-        lines[holder].send(&acquire(holder));
-        // So that the old holder is in line before the next release.
+        let (holder, next) = (turn % connections.len(), (turn + 1) % connections.len());
+        connections[holder].send(&pack(&["LOCK.RELEASE", "lock", &owner(holder)]));
+        assert!(
+            connections[next].number().is_some(),
+            "it is this one's turn"
+        );
+        assert_eq!(connections[holder].number(), Some(1));
+        connections[holder].send(&acquire(holder));
+        // So that the old holder is in the queue before the next release.
         bystander.ask(&pack(&["PING"]));
     }
 }

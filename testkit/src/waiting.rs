@@ -169,7 +169,7 @@ pub fn with_a_slow_cron() -> Setup {
 }
 
 /// Fails when what `round` waits for, and how long that took, is left to the cron of a server
-/// [`with_a_slow_cron`]. How soon it comes is measured in benches/bench/lateness.rs.
+/// [`with_a_slow_cron`]. How soon it comes is measured in benches/suite/lateness.rs.
 #[track_caller]
 pub fn assert_woken(what: &str, mut round: impl FnMut() -> Duration) {
     // The first may end just before the cron runs. If it is the cron that ends it, each of the others takes

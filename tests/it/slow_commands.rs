@@ -13,7 +13,7 @@ const WAITERS: usize = 1_000;
 const MAX_WAITERS: &str = "lockkeeper.max-waiters";
 
 /// Half a millisecond for each who waits: far more than any command needs, and than a busy machine adds. How
-/// long a server stalls at most is measured in benches/bench/dying.rs.
+/// long a server stalls at most is measured in benches/suite/crowd.rs.
 const BOUND: Duration = Duration::from_millis(500);
 
 fn settings(redis: &mut Connection) {

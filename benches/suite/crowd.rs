@@ -26,7 +26,7 @@ const CPU: &str = "server CPU ms";
 /// What the clients of a crowd wait in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Waiting {
-    InLine,
+    InQueue,
     InBlpop,
 }
 
@@ -34,7 +34,7 @@ impl Waiting {
     pub fn command(self, number: usize, keys: usize) -> Vec<u8> {
         let key = format!("crowded:{}", number % keys);
         match self {
-            Waiting::InLine => {
+            Waiting::InQueue => {
                 let (owner, long) = (format!("waiter:{number}"), "3600000");
                 pack(&["LOCK.ACQUIRE", &key, &owner, long, "WAIT", long])
             }
@@ -45,11 +45,11 @@ impl Waiting {
 
 /// Takes all keys, so that a crowd has something to wait for.
 pub fn occupy(server: &Server, keys: usize) {
-    let mut line = RawConnection::to(server);
-    line.let_many_wait();
+    let mut connection = RawConnection::to(server);
+    connection.let_many_wait();
     for number in 0..keys {
         let key = format!("crowded:{number}");
-        line.ask(&pack(&["LOCK.ACQUIRE", &key, "holder", "3600000"]));
+        connection.ask(&pack(&["LOCK.ACQUIRE", &key, "holder", "3600000"]));
     }
 }
 
@@ -64,9 +64,9 @@ pub fn ask(report: &mut Report) {
         rounds(9, 2),
         vec![
             contender("BLPOP, 1 key", Waiting::InBlpop, 1),
-            contender("LOCK, 1 key", Waiting::InLine, 1),
+            contender("LOCK, 1 key", Waiting::InQueue, 1),
             contender("BLPOP, 1,000 keys", Waiting::InBlpop, CROWD),
-            contender("LOCK, 1,000 keys", Waiting::InLine, CROWD),
+            contender("LOCK, 1,000 keys", Waiting::InQueue, CROWD),
         ],
     );
     report.rounds(
@@ -135,10 +135,10 @@ fn end_at_once(ending: Ending) -> Figures {
     let mut meter = Meter::of(&server);
     let mut crowd: Vec<RawConnection> = (0..ENDING).map(|_| RawConnection::to(&server)).collect();
     let end = Instant::now() + GATHERING;
-    for (number, line) in crowd.iter_mut().enumerate() {
+    for (number, connection) in crowd.iter_mut().enumerate() {
         let left = end.saturating_duration_since(Instant::now());
         let key = "crowded:0";
-        line.send(&match ending {
+        connection.send(&match ending {
             Ending::BlpopTimesOut => pack(&["BLPOP", "list", &left.as_secs_f64().to_string()]),
             Ending::TimesOut | Ending::Drained => {
                 let ms = match ending {
@@ -154,7 +154,7 @@ fn end_at_once(ending: Ending) -> Figures {
         meter.number("clients", "blocked_clients") == ENDING as f64
     });
     assert!(Instant::now() < end, "the crowd was too slow");
-    let (mut line, mut drain, ping) = (
+    let (mut connection, mut drain, ping) = (
         RawConnection::to(&server),
         RawConnection::to(&server),
         pack(&["PING"]),
@@ -166,7 +166,7 @@ fn end_at_once(ending: Ending) -> Figures {
     let (start, mut longest) = (Instant::now(), 0.0);
     while start.elapsed() < 4 * LOOK {
         let sent = Instant::now();
-        line.ask(&ping);
+        connection.ask(&ping);
         longest = f64::max(longest, us(sent.elapsed()));
         std::thread::sleep(Duration::from_micros(200));
     }
@@ -180,7 +180,7 @@ fn end_at_once(ending: Ending) -> Figures {
 
 fn die(waiting: Waiting, keys: usize) -> Figures {
     let server = pin::started_on(pin::SERVER, Server::start);
-    if waiting == Waiting::InLine {
+    if waiting == Waiting::InQueue {
         occupy(&server, keys);
     }
     let mut meter = Meter::of(&server);
@@ -188,15 +188,15 @@ fn die(waiting: Waiting, keys: usize) -> Figures {
     eventually("all wait", || {
         meter.number("clients", "blocked_clients") == CROWD as f64
     });
-    let (mut line, ping) = (RawConnection::to(&server), pack(&["PING"]));
-    line.ask(&ping);
+    let (mut connection, ping) = (RawConnection::to(&server), pack(&["PING"]));
+    connection.ask(&ping);
     let cpu = meter.cpu_us();
     crowd.kill().unwrap();
     let start = Instant::now();
     let (mut longest, mut pings) = (0.0, 0.0);
     while start.elapsed() < LOOK {
         let sent = Instant::now();
-        line.ask(&ping);
+        connection.ask(&ping);
         longest = f64::max(longest, us(sent.elapsed()));
         pings += 1.0;
         // So that the PINGs do not hide what the dead cost.
@@ -216,7 +216,7 @@ fn die(waiting: Waiting, keys: usize) -> Figures {
 /// Another process, so that the kernel ends all connections in one go.
 fn gather(server: &Server, waiting: Waiting, keys: usize) -> Child {
     let what = match waiting {
-        Waiting::InLine => "line",
+        Waiting::InQueue => "queue",
         Waiting::InBlpop => "blpop",
     };
     let mut crowd = Command::new(std::env::current_exe().unwrap())
@@ -237,18 +237,18 @@ pub fn crowd(args: &[String]) {
         panic!("a crowd is told port, what and keys")
     };
     let waiting = match &**what {
-        "line" => Waiting::InLine,
+        "queue" => Waiting::InQueue,
         _ => Waiting::InBlpop,
     };
     let (port, keys) = (port.parse().unwrap(), keys.parse().unwrap());
-    let lines: Vec<RawConnection> = (0..CROWD)
+    let connections: Vec<RawConnection> = (0..CROWD)
         .map(|number| {
-            let mut line = RawConnection::to_port(port);
-            line.send(&waiting.command(number, keys));
-            line
+            let mut connection = RawConnection::to_port(port);
+            connection.send(&waiting.command(number, keys));
+            connection
         })
         .collect();
     println!("ready");
     std::thread::sleep(Duration::from_secs(60));
-    drop(lines);
+    drop(connections);
 }

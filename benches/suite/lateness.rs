@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::dying::occupy;
+use crate::crowd::occupy;
 use crate::measure::{Contender, Figures, Rounds};
 use crate::report::{Report, Target};
 use crate::{pin, rounds};

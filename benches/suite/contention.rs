@@ -9,11 +9,11 @@ use lockkeeper::{Acquired, Lockkeeper};
 use rslock::LockManager;
 
 use crate::measure::{Meter, Series};
-use crate::pair::RELEASE_SCRIPT;
 use crate::peers;
 use crate::plot::Plot;
 use crate::report::{Cell, Report, Target};
 use crate::sequence::{TTL, load_script};
+use crate::uncontended::RELEASE_SCRIPT;
 use crate::{pin, quick, rounds};
 use testkit::Server;
 use testkit::connection::{RawConnection, pack};
@@ -436,7 +436,7 @@ fn ms_until(until: Instant) -> String {
 
 /// The commands, without any helper. A fresh owner for every turn.
 struct Raw {
-    line: RawConnection,
+    connection: RawConnection,
     turn: u64,
     id: String,
 }
@@ -444,7 +444,7 @@ struct Raw {
 impl Raw {
     fn of(server: &Server) -> Raw {
         Raw {
-            line: RawConnection::to(server),
+            connection: RawConnection::to(server),
             turn: 0,
             id: uuid(),
         }
@@ -459,15 +459,16 @@ impl Lock for Raw {
     fn acquire(&mut self, until: Instant) -> bool {
         self.turn += 1;
         let (owner, wait) = (self.owner(), ms_until(until));
-        self.line
+        self.connection
             .send(&pack(&["LOCK.ACQUIRE", "lock", &owner, TTL, "WAIT", &wait]));
-        self.line.number().is_some()
+        self.connection.number().is_some()
     }
 
     fn release(&mut self) {
         let owner = self.owner();
-        self.line.send(&pack(&["LOCK.RELEASE", "lock", &owner]));
-        assert_eq!(self.line.number(), Some(1));
+        self.connection
+            .send(&pack(&["LOCK.RELEASE", "lock", &owner]));
+        assert_eq!(self.connection.number(), Some(1));
     }
 }
 
@@ -525,7 +526,7 @@ impl Lock for Helper {
 
 /// What a loop around `SET NX` does.
 struct Poller {
-    line: RawConnection,
+    connection: RawConnection,
     take: Vec<u8>,
     give: Vec<u8>,
     every: Duration,
@@ -534,7 +535,7 @@ struct Poller {
 impl Lock for Poller {
     fn acquire(&mut self, until: Instant) -> bool {
         while Instant::now() < until {
-            if self.line.ask(&self.take) == b"+OK\r\n" {
+            if self.connection.ask(&self.take) == b"+OK\r\n" {
                 return true;
             }
             std::thread::sleep(self.every);
@@ -543,7 +544,7 @@ impl Lock for Poller {
     }
 
     fn release(&mut self) {
-        assert_eq!(self.line.ask(&self.give), b":1\r\n");
+        assert_eq!(self.connection.ask(&self.give), b":1\r\n");
     }
 }
 
@@ -553,7 +554,7 @@ fn polling(every_ms: u64) -> impl Fn(&Server, Plan) -> Vec<Log> {
         run(plan, |_| {
             let owner = uuid();
             Poller {
-                line: RawConnection::to(server),
+                connection: RawConnection::to(server),
                 take: pack(&["SET", "lock", &owner, "NX", "PX", TTL]),
                 give: pack(&["EVALSHA", &script, "1", "lock", &owner]),
                 every: Duration::from_millis(every_ms),

@@ -28,8 +28,8 @@ pub struct Sequence {
     commands: Box<dyn Fn(&str) -> Commands>,
     /// What INFO calls those commands.
     counted: &'static [&'static str],
-    /// How many lines each of them is answered with.
-    lines: usize,
+    /// How many lines the reply to each of them has.
+    replies: usize,
 }
 
 impl Sequence {
@@ -42,12 +42,12 @@ impl Sequence {
             name,
             commands: Box::new(commands),
             counted,
-            lines: 1,
+            replies: 1,
         }
     }
 
     pub fn answered_with_strings(mut self) -> Sequence {
-        self.lines = 2;
+        self.replies = 2;
         self
     }
 
@@ -69,20 +69,20 @@ impl Sequence {
             .collect();
         let writes: Vec<(Vec<u8>, usize)> = one_pass
             .chunks(depth)
-            .map(|commands| (commands.concat(), commands.len() * self.lines))
+            .map(|commands| (commands.concat(), commands.len() * self.replies))
             .collect();
         let passes = operations.div_ceil(KEYS);
         let operations = (passes * KEYS) as f64;
-        let (mut line, mut meter) = (RawConnection::to(server), Meter::of(server));
+        let (mut connection, mut meter) = (RawConnection::to(server), Meter::of(server));
         let counted = self.counted;
         Contender::new(self.name, move || {
             meter.reset_commands();
             let cpu = meter.cpu_us();
             let start = Instant::now();
             for _ in 0..passes {
-                for (packed, lines) in &writes {
-                    line.send(packed);
-                    line.receive(*lines);
+                for (packed, replies) in &writes {
+                    connection.send(packed);
+                    connection.receive(*replies);
                 }
             }
             let wall = start.elapsed();

@@ -160,11 +160,11 @@ fn at_once(server: &Server, pair: &Sequence, clients: usize) -> Contender<'stati
         let start = Instant::now();
         for _ in 0..passes {
             for step in 0..2 {
-                for (line, packed) in &mut connections {
-                    line.send(&packed[step]);
+                for (connection, packed) in &mut connections {
+                    connection.send(&packed[step]);
                 }
-                for (line, _) in &mut connections {
-                    line.receive(1);
+                for (connection, _) in &mut connections {
+                    connection.receive(1);
                 }
             }
         }

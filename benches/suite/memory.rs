@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::dying::{Waiting, occupy};
+use crate::crowd::{Waiting, occupy};
 use crate::handover::sleep_until;
 use crate::measure::{Contender, Figures, Meter, Rounds};
 use crate::report::{Cell, Report, Target};
@@ -63,20 +63,20 @@ fn locks(report: &mut Report) {
 
 fn held(count: usize, command: impl Fn(&str) -> Vec<u8>) -> Figures {
     let server = pin::started_on(pin::SERVER, Server::start);
-    let (mut meter, mut line) = (Meter::of(&server), RawConnection::to(&server));
+    let (mut meter, mut connection) = (Meter::of(&server), RawConnection::to(&server));
     // The buffers of this connection are there before and after.
-    let send = |line: &mut RawConnection, numbers: std::ops::Range<usize>| {
-        let lines = numbers.len();
+    let send = |connection: &mut RawConnection, numbers: std::ops::Range<usize>| {
+        let replies = numbers.len();
         let commands: Vec<u8> = numbers
             .flat_map(|n| command(&format!("lock:{n:08}")))
             .collect();
-        line.send(&commands);
-        line.receive(lines);
+        connection.send(&commands);
+        connection.receive(replies);
     };
-    send(&mut line, 0..100);
+    send(&mut connection, 0..100);
     let before = memory(&mut meter);
     for start in (100..count + 100).step_by(100) {
-        send(&mut line, start..start + 100);
+        send(&mut connection, start..start + 100);
     }
     let after = memory(&mut meter);
     vec![
@@ -96,9 +96,9 @@ fn memory(meter: &mut Meter) -> (f64, f64) {
 fn waiters(report: &mut Report) {
     let crowds = [
         ("BLPOP, 1 key", Waiting::InBlpop, 1),
-        ("LOCK, 1 key", Waiting::InLine, 1),
+        ("LOCK, 1 key", Waiting::InQueue, 1),
         ("BLPOP, 1,000 keys", Waiting::InBlpop, WAITERS),
-        ("LOCK, 1,000 keys", Waiting::InLine, WAITERS),
+        ("LOCK, 1,000 keys", Waiting::InQueue, WAITERS),
     ];
     let mut crowds: Vec<Crowd> = crowds
         .iter()
@@ -131,23 +131,23 @@ struct Crowd {
     /// Counted and resident bytes for each, every time that was looked.
     weights: Vec<(f64, f64)>,
     meter: Meter,
-    _lines: Vec<RawConnection>,
+    _connections: Vec<RawConnection>,
     _server: Server,
 }
 
 impl Crowd {
     fn gather(name: &'static str, waiting: Waiting, keys: usize) -> Crowd {
         let server = pin::started_on(pin::SERVER, Server::start);
-        if waiting == Waiting::InLine {
+        if waiting == Waiting::InQueue {
             occupy(&server, keys);
         }
         let mut meter = Meter::of(&server);
         let before = memory(&mut meter);
-        let lines = (0..WAITERS)
+        let connections = (0..WAITERS)
             .map(|number| {
-                let mut line = RawConnection::to(&server);
-                line.send(&waiting.command(number, keys));
-                line
+                let mut connection = RawConnection::to(&server);
+                connection.send(&waiting.command(number, keys));
+                connection
             })
             .collect();
         eventually("all wait", || {
@@ -158,7 +158,7 @@ impl Crowd {
             before,
             weights: vec![],
             meter,
-            _lines: lines,
+            _connections: connections,
             _server: server,
         }
     }

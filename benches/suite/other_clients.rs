@@ -1,6 +1,6 @@
 //! What does Lockkeeper cost the clients that want no lock?
 
-use crate::dying::{Waiting, occupy};
+use crate::crowd::{Waiting, occupy};
 use crate::measure::{Meter, Rounds};
 use crate::report::{Cell, Report, Target};
 use crate::sequence::{CPU, KEYS, OWNER, Sequence, WALL, key, words};
@@ -41,14 +41,17 @@ pub fn ask(report: &mut Report) {
         ],
         &[
             ("900 in BLPOP, 1 key", Scene::Crowd(Waiting::InBlpop, 1)),
-            ("900 wait, 1 key", Scene::Crowd(Waiting::InLine, 1)),
+            ("900 wait, 1 key", Scene::Crowd(Waiting::InQueue, 1)),
         ],
         &[
             (
                 "900 in BLPOP, 900 keys",
                 Scene::Crowd(Waiting::InBlpop, WAITERS),
             ),
-            ("900 wait, 900 keys", Scene::Crowd(Waiting::InLine, WAITERS)),
+            (
+                "900 wait, 900 keys",
+                Scene::Crowd(Waiting::InQueue, WAITERS),
+            ),
         ],
     ] {
         for depth in [1, 16] {
@@ -137,9 +140,9 @@ fn set(scene: Scene) -> Stage {
         _ => Setup::new(),
     };
     let server = pin::started_on(pin::CLIENT, || setup.start());
-    let mut line = RawConnection::to(&server);
+    let mut connection = RawConnection::to(&server);
     for number in 0..KEYS {
-        line.ask(&pack(&["SET", &key(number), OWNER]));
+        connection.ask(&pack(&["SET", &key(number), OWNER]));
     }
     let mut crowd = vec![];
     match scene {
@@ -147,18 +150,18 @@ fn set(scene: Scene) -> Stage {
         Scene::ByHand(locks) => {
             for number in 0..locks {
                 let key = format!("crowded:{number}");
-                line.ask(&pack(&["SET", &key, "holder", "NX", "PX", "3600000"]));
+                connection.ask(&pack(&["SET", &key, "holder", "NX", "PX", "3600000"]));
             }
         }
         Scene::Held(locks) => occupy(&server, locks),
         Scene::Crowd(waiting, keys) => {
-            if waiting == Waiting::InLine {
+            if waiting == Waiting::InQueue {
                 occupy(&server, keys);
             }
             crowd.extend((0..WAITERS).map(|number| {
-                let mut line = RawConnection::to(&server);
-                line.send(&waiting.command(number, keys));
-                line
+                let mut connection = RawConnection::to(&server);
+                connection.send(&waiting.command(number, keys));
+                connection
             }));
             let mut meter = Meter::of(&server);
             eventually("all wait", || {

@@ -24,16 +24,20 @@ pub fn ask(report: &mut Report) {
     let server = pin::started_on(pin::SERVER, Server::start);
     let ways: [(&str, Way); 3] = [
         ("LOCK.ACQUIRE … WAIT", wait),
-        ("SET NX every 1 ms", |line, key| poll(line, key, 1)),
-        ("SET NX every 100 ms", |line, key| poll(line, key, 100)),
+        ("SET NX every 1 ms", |connection, key| {
+            poll(connection, key, 1)
+        }),
+        ("SET NX every 100 ms", |connection, key| {
+            poll(connection, key, 100)
+        }),
     ];
     let mut late: Vec<Series> = vec![Series::default(); ways.len()];
     for _ in 0..rounds(14, 3) {
         for ((_, way), late) in ways.iter().zip(&mut late) {
             let threads: Vec<_> = (0..LOCKS)
                 .map(|number| {
-                    let (line, way, url) = (RawConnection::to(&server), *way, server.port());
-                    thread::spawn(move || one(RawConnection::to_port(url), line, number, way))
+                    let (connection, way, url) = (RawConnection::to(&server), *way, server.port());
+                    thread::spawn(move || one(RawConnection::to_port(url), connection, number, way))
                 })
                 .collect();
             late.0
@@ -87,8 +91,8 @@ fn one(mut holder: RawConnection, waiter: RawConnection, number: u64, way: Way) 
     1e3 * now.as_secs_f64() - end as f64
 }
 
-fn wait(mut line: RawConnection, key: &str) {
-    line.send(&pack(&[
+fn wait(mut connection: RawConnection, key: &str) {
+    connection.send(&pack(&[
         "LOCK.ACQUIRE",
         key,
         OWNER,
@@ -96,12 +100,12 @@ fn wait(mut line: RawConnection, key: &str) {
         "WAIT",
         "30000",
     ]));
-    assert!(line.number().is_some(), "it was granted");
+    assert!(connection.number().is_some(), "it was granted");
 }
 
-fn poll(mut line: RawConnection, key: &str, every_ms: u64) {
+fn poll(mut connection: RawConnection, key: &str, every_ms: u64) {
     let take = pack(&["SET", key, OWNER, "NX", "PX", "30000"]);
-    while line.ask(&take) != b"+OK\r\n" {
+    while connection.ask(&take) != b"+OK\r\n" {
         thread::sleep(Duration::from_millis(every_ms));
     }
 }

@@ -5,7 +5,7 @@
 //! load and its clock are then in both halves. A cell shows the median of all rounds and, in
 //! brackets, the middle half of them.
 //!
-//! `make bench ONLY='pair renew'` asks only some questions, `QUICK=1` with a few short rounds: good
+//! `make bench ONLY='uncontended renew'` asks only some questions, `QUICK=1` with a few short rounds: good
 //! for seeing that all works, not for claims. The tables go to the terminal, and with all rounds to
 //! `target/bench/bench.json`; plots are beside it.
 //!
@@ -15,15 +15,14 @@
 //! round trip. Peers and helpers are pinned as the clients are.
 
 mod contention;
-mod dying;
+mod crowd;
 mod expiry;
 mod handover;
 mod helper;
 mod lateness;
 mod measure;
 mod memory;
-mod others;
-mod pair;
+mod other_clients;
 mod peers;
 mod pin;
 mod plot;
@@ -32,6 +31,7 @@ mod quiet;
 mod renew;
 mod report;
 mod sequence;
+mod uncontended;
 mod watchdog;
 
 use report::Report;
@@ -39,15 +39,15 @@ use report::Report;
 type Question = (&'static str, fn(&mut Report));
 
 const QUESTIONS: &[Question] = &[
-    ("pair", pair::ask),
+    ("uncontended", uncontended::ask),
     ("renew", renew::ask),
     ("handover", handover::ask),
     ("contention", contention::ask),
     ("expiry", expiry::ask),
     ("lateness", lateness::ask),
-    ("dying", dying::ask),
+    ("crowd", crowd::ask),
     ("quiet", quiet::ask),
-    ("others", others::ask),
+    ("other_clients", other_clients::ask),
     ("memory", memory::ask),
     ("helper", helper::ask),
     ("python", python::ask),
@@ -78,8 +78,8 @@ fn main() {
         .skip(1)
         .filter(|arg| arg != "--bench")
         .collect();
-    if let Some((dying::ROLE, args)) = args.split_first().map(|(role, args)| (&**role, args)) {
-        return dying::crowd(args);
+    if let Some((crowd::ROLE, args)) = args.split_first().map(|(role, args)| (&**role, args)) {
+        return crowd::crowd(args);
     }
     let asked = |name: &str| args.is_empty() || args.iter().any(|arg| arg == name);
     if let Some(unknown) = args

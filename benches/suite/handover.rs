@@ -8,10 +8,10 @@ use fastrand::Rng;
 use redis::Connection;
 
 use crate::measure::{Contender, Figures, Meter, Rounds, Series};
-use crate::pair::RELEASE_SCRIPT;
 use crate::plot::Plot;
 use crate::report::{Cell, Report, Target};
 use crate::sequence::{OWNER, in_all_settings, load_script};
+use crate::uncontended::RELEASE_SCRIPT;
 use crate::{pin, rounds};
 use testkit::Server;
 use testkit::connection::{RawConnection, pack};
@@ -36,7 +36,7 @@ const WAITERS: [usize; 4] = [1, 100, 900, 1000];
 pub fn ask(report: &mut Report) {
     report.note(
         "So many clients wait for one lock. The holder sends RELEASE, and the time until the next \
-         in line has its grant counts; then the old holder lines up again. A PING goes out after \
+         in the queue has its grant counts; then the old holder queues again. A PING goes out after \
          every hand-over: *in PINGs* is the ratio to the median of those. A *cold PING* goes over \
          another connection each time, out of as many as wait: so does a hand-over, and no cache holds \
          them all. *server CPU* and *commands* are for one hand-over with its return to the line; the \
@@ -169,7 +169,7 @@ pub fn us(time: Duration) -> f64 {
 
 /// Clients that hold a lock one after the other, and wait for it all the rest of the time.
 struct Ring {
-    /// Connection, what it sends to line up, what it sends to release.
+    /// Connection, what it sends to queue, what it sends to release.
     clients: Vec<(RawConnection, Vec<u8>, Vec<u8>)>,
     holder: usize,
     bystander: RawConnection,
@@ -197,8 +197,8 @@ impl Ring {
         };
         ring.bystander.let_many_wait();
         for number in 0..=waiters {
-            let (line, acquire, _) = &mut ring.clients[number];
-            line.send(acquire);
+            let (connection, acquire, _) = &mut ring.clients[number];
+            connection.send(acquire);
             ring.ping();
         }
         assert!(ring.clients[0].0.number().is_some(), "it was free");
@@ -210,14 +210,14 @@ impl Ring {
         let before = self.holder;
         self.holder = (before + 1) % self.clients.len();
         let start = Instant::now();
-        let (line, _, release) = &mut self.clients[before];
-        line.send(release);
+        let (connection, _, release) = &mut self.clients[before];
+        connection.send(release);
         let granted = self.clients[self.holder].0.number();
         let took = start.elapsed();
         assert!(granted.is_some(), "it is this one's turn");
-        let (line, acquire, _) = &mut self.clients[before];
-        assert_eq!(line.number(), Some(1), "it held the lock");
-        line.send(acquire);
+        let (connection, acquire, _) = &mut self.clients[before];
+        assert_eq!(connection.number(), Some(1), "it held the lock");
+        connection.send(acquire);
         took
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::dying::{Waiting, occupy};
+use crate::crowd::{Waiting, occupy};
 use crate::measure::{Contender, Figures, Meter, Rounds, Series};
 use crate::report::{Report, Target};
 use crate::{pin, rounds};
@@ -23,7 +23,7 @@ pub fn ask(report: &mut Report) {
          happens on the server. CPU time of the server's main thread in two seconds.",
     );
     let names = ["nobody waits", "one waits in BLPOP", "one waits in LOCK"];
-    let ways = [None, Some(Waiting::InBlpop), Some(Waiting::InLine)];
+    let ways = [None, Some(Waiting::InBlpop), Some(Waiting::InQueue)];
     let contenders = names
         .iter()
         .zip(ways)
@@ -41,17 +41,17 @@ pub fn ask(report: &mut Report) {
 
 fn measure(waiting: Option<Waiting>) -> impl FnMut() -> Figures {
     let server = pin::started_on(pin::SERVER, Server::start);
-    if waiting == Some(Waiting::InLine) {
+    if waiting == Some(Waiting::InQueue) {
         occupy(&server, 1);
     }
     let mut meter = Meter::of(&server);
     let _waiter = waiting.map(|waiting| {
-        let mut line = RawConnection::to(&server);
-        line.send(&waiting.command(0, 1));
+        let mut connection = RawConnection::to(&server);
+        connection.send(&waiting.command(0, 1));
         eventually("it waits", || {
             meter.number("clients", "blocked_clients") == 1.0
         });
-        line
+        connection
     });
     std::thread::sleep(QUIET_AFTER);
     move || {
