@@ -157,15 +157,40 @@ fuzz: build-needs ## throw bytes at the core's arguments and values for MINUTES 
 # The list of known holes comes from a repository of its own. Where that is out of reach,
 # `make audit ADVISORIES=no` checks the rest, and says what it left out.
 DENY := $(TARGET)/tools/bin/cargo-deny
+ABOUT := $(TARGET)/tools/bin/cargo-about
+CYCLONEDX := $(TARGET)/tools/bin/cargo-cyclonedx
 audit: build-needs $(DENY) ## check licences, sources and known holes of what is linked; ADVISORIES=no
 	$(DENY) --log-level error check --hide-inclusion-graph $(if $(filter no,$(ADVISORIES)),licenses bans sources)
 	$(if $(filter no,$(ADVISORIES)),@echo 'Known holes (advisories) were not looked for.')
 
-licences: build-needs $(DENY) ## list the licences of what is linked in target/licences.txt, for whoever ships a binary
-	$(DENY) --exclude-dev list --layout crate > $(TARGET)/licences.txt
+licences: build-needs $(ABOUT) ## write the licences of what is linked to target/licences.txt, for whoever ships a binary
+	$(foreach manifest,Cargo.toml cli/Cargo.toml,$(ABOUT) generate --locked --fail --config packaging/about.toml \
+		--manifest-path $(manifest) packaging/about.hbs &&) true > $(TARGET)/licences.txt
 
 $(DENY):
 	cargo install --quiet --locked --root $(TARGET)/tools --version 0.20.2 cargo-deny
+
+$(ABOUT):
+	cargo install --quiet --locked --root $(TARGET)/tools --version 0.9.3 --features cli cargo-about
+
+.PHONY: dist test-packages
+
+# TARGETS='x86_64-unknown-linux-gnu …' names what must be built; without it, what Rust is here for.
+dist: build-needs licences $(TARGET)/tools/zig/bin/cargo-zigbuild $(CYCLONEDX) ## make a release in dist/: archives, packages, checksums, what is in them
+	$(call need,command -v file && command -v dpkg-deb,file dpkg)
+	$(if $(TARGETS),TARGETS='$(TARGETS)') packaging/dist
+
+# zig links for an old glibc on a new system, and for other architectures.
+$(TARGET)/tools/zig/bin/cargo-zigbuild:
+	$(call need,python3 -c 'import ensurepip',python3-venv)
+	python3 -m venv $(TARGET)/tools/zig
+	$(TARGET)/tools/zig/bin/pip install --quiet cargo-zigbuild==0.24.0 ziglang==0.17.1
+
+$(CYCLONEDX):
+	cargo install --quiet --locked --root $(TARGET)/tools --version 0.5.9 cargo-cyclonedx
+
+test-packages: ## test what `make dist` made: packages, images, units, metrics; needs root
+	packaging/tests/all
 
 lint: build-needs ## check format and lints
 	cargo fmt --all --check
