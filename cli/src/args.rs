@@ -126,6 +126,9 @@ enum Subcommands {
     /// Write the manual pages, one for each command, into a directory
     #[command(hide = true)]
     Man { directory: PathBuf },
+    /// Write completions for bash, zsh and fish below a directory, where each looks for them
+    #[command(hide = true)]
+    Completions { directory: PathBuf },
 }
 
 #[derive(Args)]
@@ -193,6 +196,7 @@ pub enum Command {
     Info { key: Vec<u8>, json: bool },
     Release { key: Vec<u8> },
     Man { directory: PathBuf },
+    Completions { directory: PathBuf },
 }
 
 pub struct Run {
@@ -225,6 +229,7 @@ pub fn parse() -> Result<Plan, Exit> {
         ),
         Subcommands::Release { key, .. } => (None, Command::Release { key: bytes(key) }),
         Subcommands::Man { directory } => (None, Command::Man { directory }),
+        Subcommands::Completions { directory } => (None, Command::Completions { directory }),
     };
     let quiet = opts.server.quiet;
     let server = opts
@@ -349,9 +354,35 @@ pub fn man(directory: &Path) -> Result<Exit, Exit> {
             text.replacen("<\\fICOMMAND\\fR>", "\\-\\- <\\fICOMMAND\\fR>", 1),
         )
     };
-    let cannot = |error| format!("cannot write to {}: {error}", directory.display());
-    write().map_err(|error| Exit::with_message(OUTPUT, cannot(error)))?;
+    write().map_err(|error| cannot_write(directory, &error))?;
     Ok(Exit::with(0))
+}
+
+pub fn completions(directory: &Path) -> Result<Exit, Exit> {
+    use clap_complete::{Shell, generate_to};
+    let write = || -> std::io::Result<()> {
+        for (shell, folder) in [
+            (Shell::Bash, "bash-completion/completions"),
+            (Shell::Zsh, "zsh/vendor-completions"),
+            (Shell::Fish, "fish/vendor_completions.d"),
+        ] {
+            let folder = directory.join(folder);
+            std::fs::create_dir_all(&folder)?;
+            let file = generate_to(shell, &mut Opts::command(), "lockkeeper", &folder)?;
+            // bash-completion looks for the name of the command, without an extension.
+            if shell == Shell::Bash {
+                std::fs::rename(file, folder.join("lockkeeper"))?;
+            }
+        }
+        Ok(())
+    };
+    write().map_err(|error| cannot_write(directory, &error))?;
+    Ok(Exit::with(0))
+}
+
+fn cannot_write(directory: &Path, error: &std::io::Error) -> Exit {
+    let directory = directory.display();
+    Exit::with_message(OUTPUT, format!("cannot write to {directory}: {error}"))
 }
 
 fn bytes(key: OsString) -> Vec<u8> {

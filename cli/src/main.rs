@@ -43,5 +43,6 @@ async fn carry_out(plan: Plan) -> Result<Exit, Exit> {
         Command::Info { key, json } => info::run(open()?, &key, json, plan.quiet).await,
         Command::Release { key } => release::run(open()?, &key).await,
         Command::Man { directory } => args::man(&directory),
+        Command::Completions { directory } => args::completions(&directory),
     }
 }
