@@ -8,7 +8,7 @@
 ARG BASE=debian:13-slim
 FROM ${BASE}
 # For rediss://: the authorities that are trusted.
-RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates && rm -rf /var/lib/apt/lists/*
 COPY --chmod=0755 bin/lockkeeper /usr/bin/
 # Numbers, so that runAsNonRoot of Kubernetes can see it.
 USER 65534:65534
