@@ -164,8 +164,8 @@ audit: build-needs $(DENY) ## check licences, sources and known holes of what is
 	$(if $(filter no,$(ADVISORIES)),@echo 'Known holes (advisories) were not looked for.')
 
 licences: build-needs $(ABOUT) ## write the licences of what is linked to target/licences.txt, for whoever ships a binary
-	$(foreach manifest,Cargo.toml cli/Cargo.toml,$(ABOUT) generate --locked --fail --config packaging/about.toml \
-		--manifest-path $(manifest) packaging/about.hbs &&) true > $(TARGET)/licences.txt
+	{ $(foreach manifest,Cargo.toml cli/Cargo.toml,$(ABOUT) generate --locked --fail --config packaging/about.toml \
+		--manifest-path $(manifest) packaging/about.hbs &&) true; } > $(TARGET)/licences.txt
 
 $(DENY):
 	cargo install --quiet --locked --root $(TARGET)/tools --version 0.20.2 cargo-deny
