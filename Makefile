@@ -44,7 +44,7 @@ $(MODULE) $(COMMAND):
 test: build test-needs .venv/ready conformance-needs ## run all tests, on the redis-server in SERVER if it is set
 	@rm -f $(TARGET)/left-out.txt
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test --workspace --no-fail-fast; \
-		status=$$?; $(MAKE) test-python-quick || status=1; tests/left-out; exit $$status
+		status=$$?; $(MAKE) test-python-quick || status=1; tests/print-left-out; exit $$status
 
 .PHONY: test-conformance conformance-needs
 
@@ -70,7 +70,7 @@ VALKEY := $(TARGET)/servers/valkey-8.1/redis-server
 
 # $(call test-python,VARIABLES,ENVIRONMENTS)
 test-python = $(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') LOCKKEEPER_MODULE='$(abspath $(MODULE))' \
-	$(1) clients/python/test '$(abspath $(TARGET)/python)' $(2)
+	$(1) clients/python/run-tests '$(abspath $(TARGET)/python)' $(2)
 
 test-python: python-needs $(if $(SERVER),,$(VALKEY)) ## test the Python helper on PYTHON_TESTS='python3.9:redis==5.0.8 …', valkey-py on Valkey
 	$(call test-python,$(if $(SERVER),,VALKEY='$(abspath $(VALKEY))'),$(PYTHON_TESTS))

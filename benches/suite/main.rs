@@ -19,6 +19,7 @@ mod crowd;
 mod expiry;
 mod handover;
 mod helper;
+mod idle_waiter;
 mod lateness;
 mod measure;
 mod memory;
@@ -27,7 +28,6 @@ mod peers;
 mod pin;
 mod plot;
 mod python;
-mod quiet;
 mod renew;
 mod report;
 mod sequence;
@@ -46,7 +46,7 @@ const QUESTIONS: &[Question] = &[
     ("expiry", expiry::ask),
     ("lateness", lateness::ask),
     ("crowd", crowd::ask),
-    ("quiet", quiet::ask),
+    ("idle_waiter", idle_waiter::ask),
     ("other_clients", other_clients::ask),
     ("memory", memory::ask),
     ("helper", helper::ask),

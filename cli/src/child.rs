@@ -17,8 +17,8 @@ use rustix::process::{
     pidfd_open, pidfd_send_signal, wait, waitid,
 };
 
+use crate::process_tree::{Id, Process, State, descendants};
 use crate::signals::{Inherited, asks_to_end, is_job_control, is_stop};
-use crate::tree::{Id, Process, State, descendants};
 
 /// How often one scans for processes that were started since the last scan, before what was found
 /// is killed. Two find all of a usual tree; a chain of processes, each of which starts the next and

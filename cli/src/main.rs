@@ -6,10 +6,10 @@ mod child;
 mod exit;
 mod format;
 mod info;
+mod process_tree;
 mod release;
 mod run;
 mod signals;
-mod tree;
 mod waiting;
 
 use args::{Command, Plan};

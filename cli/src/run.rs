@@ -16,8 +16,8 @@ use crate::args::{Run, Wait};
 use crate::child::{Child, Sent, Status, user_of};
 use crate::exit::{CANNOT_EXECUTE, Exit, LOST, NOT_FOUND, SIGNALLED, STILL_RUNNING};
 use crate::format::rounded;
+use crate::process_tree::Process;
 use crate::signals::{Event, Signals, stop_here};
-use crate::tree::Process;
 use crate::waiting;
 
 /// How long a SIGKILL may take before who is left gets another: new processes may have been started

@@ -8,7 +8,7 @@ use super::info::LockkeeperSection;
 use super::quirks::{Quirk, Server};
 use super::settings::{MaxWaiters, MaxWaitersPerKey};
 use super::state::State;
-use super::{commands, faults, load};
+use super::{commands, faults, load_checks};
 
 api::module!(Lockkeeper);
 
@@ -16,13 +16,13 @@ pub struct Lockkeeper;
 
 impl Module for Lockkeeper {
     const NAME: &CStr = c"lockkeeper";
-    const VERSION: i32 = load::VERSION;
+    const VERSION: i32 = load_checks::VERSION;
 
     fn load<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<(), Refused> {
         let server = Server::of(ctx);
-        load::refuse_old_server(server)?;
-        load::refuse_renamed_commands(ctx)?;
-        let debug = load::asks_for_debug_command(args.from(0))?;
+        load_checks::refuse_old_server(server)?;
+        load_checks::refuse_renamed_commands(ctx)?;
+        let debug = load_checks::asks_for_debug_command(args.from(0))?;
         faults::let_only_the_cron_wake(false);
         let quirks = server.quirks();
         State::reset(ctx, quirks);
@@ -39,11 +39,11 @@ impl Module for Lockkeeper {
     }
 
     fn loaded_twice() -> Refused {
-        load::refuse_second_loading()
+        load_checks::refuse_second_loading()
     }
 
     fn unload(ctx: &Ctx) -> Result<(), Refused> {
-        load::refuse_while_acl_rules_name_us(ctx)?;
+        load_checks::refuse_while_acl_rules_name_us(ctx)?;
         State::drop(ctx);
         Ok(())
     }

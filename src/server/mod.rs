@@ -2,7 +2,7 @@
 //!
 //! From the top down; each imports only what stands below it:
 //! - [`entry`]: MODULE LOAD and UNLOAD, where all that follows is registered
-//! - [`load`]: what must be right before the first command is served, and after the last
+//! - [`load_checks`]: what must be right before the first command is served, and after the last
 //! - [`commands`]: one table of the commands, and how each is carried out
 //! - [`events`]: what we do at events of the server
 //! - [`info`]: what INFO shows of us
@@ -26,7 +26,7 @@ mod events;
 mod faults;
 mod info;
 mod keys;
-mod load;
+mod load_checks;
 mod quirks;
 mod replies;
 mod settings;

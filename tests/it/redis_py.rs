@@ -109,12 +109,12 @@ fn wait_in_redis_py(
     hold(&mut redis, "k");
     let (behind, report) = thread::scope(|threads| {
         let port = server.port().to_string();
-        let patient = threads.spawn(move || python(&["patient.py", &port, timeout]));
+        let waiter = threads.spawn(move || python(&["long_wait.py", &port, timeout]));
         eventually_wait(&mut redis, 1);
         let behind = join(&server, "k", "behind");
-        until(&mut redis, &patient);
+        until(&mut redis, &waiter);
         assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
-        (behind, patient.join().unwrap())
+        (behind, waiter.join().unwrap())
     });
     (server, behind, report)
 }
@@ -125,23 +125,23 @@ fn in_redis_py_a_socket_timeout_longer_than_the_wait_keeps_the_place() {
         eventually("it has waited a second", || {
             gauge(redis, "oldest_waiter_ms") >= 1_000
         });
-        assert_eq!(queue(redis, "k"), ["patient", "behind"]);
+        assert_eq!(queue(redis, "k"), ["waiter", "behind"]);
     });
 
     let mut redis = server.connect();
     let fence: i64 = report.trim().parse().unwrap();
-    assert_eq!(ask!(redis, "GET", "k"), text(lock_value(fence, "patient")));
+    assert_eq!(ask!(redis, "GET", "k"), text(lock_value(fence, "waiter")));
     assert_eq!(queue(&mut redis, "k"), ["behind"]);
     assert_eq!(gauge(&mut redis, "waiters_gone_total"), 0);
 }
 
 #[test]
 fn in_redis_py_a_socket_timeout_shorter_than_the_wait_costs_the_place_and_leaves_no_lock_behind() {
-    let (server, mut behind, report) = wait_in_redis_py("0.1", |redis, patient| {
+    let (server, mut behind, report) = wait_in_redis_py("0.1", |redis, waiter| {
         eventually("it asks again, at the end of the queue", || {
-            queue(redis, "k") == ["behind", "patient"]
+            queue(redis, "k") == ["behind", "waiter"]
         });
-        eventually("it has given up", || patient.is_finished());
+        eventually("it has given up", || waiter.is_finished());
         eventually("it is out of the queue", || queue(redis, "k") == ["behind"]);
     });
 
