@@ -1,0 +1,173 @@
+package lockkeeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// connection is one connection of our own. go-redis logs in and speaks the protocol on it, but when a request ends
+// is for us to say: go-redis can neither be interrupted, nor send anything behind a request that it gave up.
+type connection struct {
+	net.Conn // as go-redis sees it
+	raw      net.Conn
+	node     *node
+	client   *redis.Client
+	redis    *redis.Conn
+	usedAt   int64
+
+	mu      sync.Mutex
+	cut     bool // nothing may be read or written by go-redis any more
+	writing bool
+	broken  bool // a write was cut off in the middle
+}
+
+var errCut = fmt.Errorf("given up: %w", os.ErrDeadlineExceeded)
+
+// Write lets nothing be sent any more once the request was given up: it could arrive behind its own RELEASE.
+func (c *connection) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	if c.cut {
+		c.mu.Unlock()
+		return 0, errCut
+	}
+	c.writing = true
+	c.mu.Unlock()
+	n, err := c.raw.Write(p)
+	c.mu.Lock()
+	c.writing, c.broken = false, c.broken || err != nil
+	c.mu.Unlock()
+	return n, err
+}
+
+func (c *connection) unlessCut(f func() error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cut {
+		return errCut
+	}
+	return f()
+}
+
+func (c *connection) SetDeadline(t time.Time) error {
+	return c.unlessCut(func() error { return c.raw.SetDeadline(t) })
+}
+
+func (c *connection) SetReadDeadline(t time.Time) error {
+	return c.unlessCut(func() error { return c.raw.SetReadDeadline(t) })
+}
+
+func (c *connection) SetWriteDeadline(t time.Time) error {
+	return c.unlessCut(func() error { return c.raw.SetWriteDeadline(t) })
+}
+
+// Close does nothing: go-redis closes what it thinks is broken, on which we may have more to say.
+func (c *connection) Close() error { return nil }
+
+// interrupt makes go-redis return at once, from any goroutine.
+func (c *connection) interrupt() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut = true
+	_ = c.raw.SetReadDeadline(time.Unix(1, 0))
+	if c.writing {
+		_ = c.raw.SetWriteDeadline(time.Unix(1, 0))
+	}
+}
+
+func (c *connection) isCut() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cut
+}
+
+// exchange sends the commands in one pipeline and gives their replies. If the context ends first, or the time, both
+// are told by the error, and the connection is only good for [connection.giveUp].
+func (c *connection) exchange(ctx context.Context, until int64, commands ...command) ([]*redis.Cmd, error) {
+	stop := context.AfterFunc(ctx, c.interrupt)
+	limited, cancel := context.Background(), context.CancelFunc(func() {})
+	if until != forever {
+		limited, cancel = context.WithTimeout(limited, time.Duration(until-now())*time.Microsecond)
+	}
+	defer cancel()
+	var replies []*redis.Cmd
+	if len(commands) == 1 {
+		replies = []*redis.Cmd{c.redis.Do(limited, commands[0]...)}
+	} else {
+		pipeline := c.redis.Pipeline()
+		for _, each := range commands {
+			replies = append(replies, pipeline.Do(limited, each...))
+		}
+		_, _ = pipeline.Exec(limited)
+	}
+	interrupted := !stop()
+	for _, reply := range replies {
+		err := reply.Err()
+		if _, ok := refusal(err); err != nil && !ok && !errors.Is(err, redis.Nil) {
+			return nil, err
+		}
+	}
+	if interrupted {
+		c.interrupt() // or it would be, while somebody else uses it
+	}
+	return replies, nil
+}
+
+// giveUp closes the connection. With a command, that is sent behind what was sent, and the connection is closed for
+// sending, which also ends a wait; it is then read until the server has closed it too: closed at once it would
+// answer what still comes with a reset, which overtakes what we have sent.
+func (c *connection) giveUp(last command) {
+	defer c.client.Close()
+	c.interrupt()
+	half, ok := c.raw.(interface{ CloseWrite() error })
+	if last == nil || c.broken || !ok {
+		_ = c.raw.Close()
+		return
+	}
+	// Should its buffer be full, the server reads nothing: what is in it is not worth a wait.
+	_ = c.raw.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	if _, err := c.raw.Write(encode(last)); err != nil || half.CloseWrite() != nil {
+		_ = c.raw.Close()
+		return
+	}
+	c.node.begin()
+	go func() {
+		defer c.node.end()
+		_ = c.raw.SetReadDeadline(time.Now().Add(longestAttempt * time.Microsecond))
+		_, _ = io.Copy(io.Discard, c.raw)
+		_ = c.raw.Close()
+	}()
+}
+
+func encode(words command) []byte {
+	var line strings.Builder
+	fmt.Fprintf(&line, "*%d\r\n", len(words))
+	for _, word := range words {
+		text := fmt.Sprint(word)
+		fmt.Fprintf(&line, "$%d\r\n%s\r\n", len(text), text)
+	}
+	return []byte(line.String())
+}
+
+// isAlive tells whether a connection that nobody used still is one: what the server ended can be read.
+func (c *connection) isAlive() bool {
+	inner := c.raw
+	if tls, ok := inner.(interface{ NetConn() net.Conn }); ok {
+		inner = tls.NetConn()
+	}
+	socket, ok := inner.(syscall.Conn)
+	if !ok {
+		return true
+	}
+	raw, err := socket.SyscallConn()
+	return err == nil && nothingToRead(raw)
+}

@@ -1,0 +1,120 @@
+package lockkeeper
+
+import (
+	"context"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// proxy stands before a server, and can hold back what was sent on the connections that are open by then.
+type proxy struct {
+	net.Listener
+	mu    sync.Mutex
+	gates []*sync.RWMutex
+}
+
+func startProxy(t *testing.T, to *server) *proxy {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	mustErr(t, err, nil)
+	p := &proxy{Listener: listener}
+	var group sync.WaitGroup
+	group.Add(1)
+	go func() {
+		defer group.Done()
+		for {
+			near, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", to.addr)
+			if err != nil {
+				near.Close()
+				continue
+			}
+			gate := &sync.RWMutex{}
+			p.mu.Lock()
+			p.gates = append(p.gates, gate)
+			p.mu.Unlock()
+			group.Add(2)
+			go func() {
+				defer group.Done()
+				_, _ = io.Copy(near, far)
+				near.Close()
+			}()
+			go func() {
+				defer group.Done()
+				chunk := make([]byte, 4096)
+				for {
+					n, err := near.Read(chunk)
+					gate.RLock()
+					_, _ = far.Write(chunk[:n])
+					gate.RUnlock()
+					if err != nil {
+						_ = far.(*net.TCPConn).CloseWrite()
+						return
+					}
+				}
+			}()
+		}
+	}()
+	t.Cleanup(func() {
+		listener.Close()
+		group.Wait()
+	})
+	return p
+}
+
+// hold holds back what is sent until the returned function is called.
+func (p *proxy) hold() (letGo func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	held := p.gates
+	for _, gate := range held {
+		gate.Lock()
+	}
+	return func() {
+		for _, gate := range held {
+			gate.Unlock()
+		}
+	}
+}
+
+// Trap 23 and 5: a RELEASE over another connection overtakes the request, so another stands behind that.
+func TestARequestThatArrivesAfterItWasCancelledLeavesNothing(t *testing.T) {
+	s := startServer(t)
+	p := startProxy(t, s)
+	client := clientOf(t, s.redis(t, func(o *redis.Options) { o.Addr = p.Addr().String() }), WithTTL(10*time.Minute))
+	mustErr(t, hold(t, client, "book").Release(ctx), nil)
+	letGo := p.hold()
+	limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	_, err := client.TryAcquire(limited, "book")
+	mustErr(t, err, context.DeadlineExceeded)
+	patient, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	mustErr(t, client.Settled(patient), nil)
+	letGo()
+	eventually(t, "it has arrived", func() bool {
+		return strings.Contains(s.redis(t).Info(ctx, "commandstats").Val(), "cmdstat_lock.acquire:calls=2,")
+	})
+	eventually(t, "it is released", func() bool { return s.ask(t, "EXISTS", "book").(int64) == 0 })
+}
+
+func TestTheClockIsBelievedBeforeTheWatchdog(t *testing.T) {
+	s := startServer(t)
+	lock := hold(t, s.client(t), "book")
+	lock.e.client.mu.Lock() // so the watchdog cannot run
+	lock.e.lease.endsAt = now()
+	lock.e.endsAt.Store(lock.e.lease.endsAt)
+	mustBe(t, lock.Remaining(), 0)
+	lock.e.client.mu.Unlock()
+	mustErr(t, lock.Err(), ErrLost)
+	mustErr(t, lock.Release(ctx), ErrLost)
+}
