@@ -88,6 +88,19 @@ python-needs: $(MODULE) $(if $(SERVER),,server-needs)
 $(VALKEY):
 	tests/servers/fetch valkey-8.1
 
+.PHONY: test-go
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
+
+test-go: $(MODULE) $(if $(SERVER),,server-needs) ## test the Go helper with the race detector; SHORT=1
+	$(call need,command -v go,golang-go)
+	$(call need,command -v openssl,openssl)
+	for module in clients/go clients/go/adapters; do \
+		(cd $$module && test -z "$$(gofmt -l .)" && go vet ./... && go run $(STATICCHECK) ./... && \
+		$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') LOCKKEEPER_MODULE='$(abspath $(MODULE))' \
+		go test -race $(if $(SHORT),-short) ./...) || exit; \
+	done
+
 .PHONY: chaos
 
 chaos: build $(if $(SERVER),,server-needs) ## check what owners observe while servers fail; SEED=1, MINUTES=0 (one turn of 20 rounds), ONLY=cluster
