@@ -250,7 +250,7 @@ func (a *acquisition) granted(fence, sentAt int64) *Lock {
 	e := c.newEntry(a.key, a.owner, fence, a.settings, granted(a.settings.terms, sentAt, at))
 	c.schedule(e, at)
 	a.inDoubt = false
-	c.log(func() { c.settings.logger.Debug("acquired", "key", e.key, "owner", e.owner, "fence", fence) })
+	c.debug(func() { c.settings.logger.Debug("acquired", "key", e.key, "owner", e.owner, "fence", fence) })
 	return newLock(e)
 }
 

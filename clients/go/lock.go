@@ -205,7 +205,7 @@ func (c *Client) release(ctx context.Context, e *entry, next action, sentAt int6
 	defer c.mu.Unlock()
 	c.answered(e, sentAt, a, err)
 	if e.lease.state == ended {
-		c.log(func() { c.settings.logger.Debug("released", "key", e.key, "owner", e.owner, "outcome", e.outcome) })
+		c.debug(func() { c.settings.logger.Debug("released", "key", e.key, "owner", e.owner, "outcome", e.outcome) })
 		c.finish(e)
 		return
 	}

@@ -39,6 +39,7 @@ type Client struct {
 	logs    []func()
 	users   int // questions under way
 	usedAt  int64
+	looksAt int64 // when the watchdog looks next
 	running bool
 	closed  bool
 	ended   chan struct{} // closed when the watchdog has ended

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"errors"
+	"log/slog"
 	"sync/atomic"
 	"time"
 )
@@ -116,6 +117,7 @@ func (c *Client) run() {
 		if c.closed {
 			idleSince, until = at, min(until, at+10*millisecond)
 		}
+		c.looksAt = until
 		c.mu.Unlock()
 		for _, log := range logs {
 			log()
@@ -320,6 +322,13 @@ func (c *Client) log(say func()) {
 	c.wake()
 }
 
+// debug is log for what most programs do not want to hear: it does not wake the watchdog for nothing.
+func (c *Client) debug(say func()) {
+	if c.settings.logger.Enabled(context.Background(), slog.LevelDebug) {
+		c.log(say)
+	}
+}
+
 func (c *Client) schedule(e *entry, at int64) {
 	c.entries[e] = struct{}{}
 	e.at = at
@@ -328,7 +337,7 @@ func (c *Client) schedule(e *entry, at int64) {
 	} else {
 		heap.Fix(&c.order, e.index)
 	}
-	if e.index == 0 {
+	if at < c.looksAt {
 		c.wake()
 	}
 }
