@@ -6,6 +6,7 @@ in a thread of its own.
 import asyncio
 import ctypes
 import functools
+import gc
 import inspect
 import json
 import logging
@@ -71,7 +72,10 @@ async def call(function, *args, **more):
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
-        return await asyncio.shield(future)
+        outcome = await asyncio.shield(future)
+        # Until its thread has ended, a handle that is dropped next is still in use there.
+        await _ended(thread)
+        return outcome
     except asyncio.CancelledError:
         while not begun.is_set():
             await asyncio.sleep(0)
@@ -84,6 +88,8 @@ async def call(function, *args, **more):
             await asyncio.wait({asyncio.ensure_future(_ended(thread))}, timeout=1)
         if future.done() and not future.exception():
             return future.result()
+        # What was interrupted is in the traceback, and that in a cycle with the future.
+        gc.collect()
         raise
 
 
