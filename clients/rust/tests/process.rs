@@ -1,14 +1,12 @@
-//! The helper and the process it lives in: threads that block, runtimes that end, stops and forks.
+//! The helper and the process it lives in: threads that block, runtimes that end, and forks.
 
-use std::io::{BufRead, BufReader, Write};
 use std::pin::{Pin, pin};
-use std::process::{Child, Command, Stdio};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use lockkeeper::{Error, Lockkeeper, Lost, Released};
+use lockkeeper::{Error, Lost, Released};
 use testkit::client::{calls, hold, ms, open};
-use testkit::{Server, ask, eventually, fence, text};
+use testkit::{Server, ask, eventually};
 
 #[tokio::test]
 async fn code_that_blocks_every_thread_of_its_runtime_loses_nothing() {
@@ -109,96 +107,6 @@ fn now<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         Poll::Ready(value) => Some(value),
         Poll::Pending => None,
     }
-}
-
-/// Not a test: the process that the next test stops. Answers every line with what it believes.
-#[test]
-#[ignore = "a part of a_process_that_was_stopped_past_its_ttl_knows_at_once"]
-fn holder() {
-    let Ok(url) = std::env::var("LOCKKEEPER_TEST_URL") else {
-        return;
-    };
-    let lockkeeper = Lockkeeper::open(url).unwrap();
-    let held = lockkeeper
-        .acquire("book")
-        .ttl(ms(1000))
-        .blocking()
-        .unwrap()
-        .unwrap();
-    println!("\nsays: held");
-    for _ in std::io::stdin().lines() {
-        println!("\nsays: {:?} {:?}", held.loss(), held.remaining());
-    }
-}
-
-struct Holder {
-    process: Child,
-    said: Box<dyn Iterator<Item = String>>,
-}
-
-impl Holder {
-    fn start(server: &Server) -> Holder {
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "holder", "--ignored", "--nocapture"])
-            .env("LOCKKEEPER_TEST_URL", server.url())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let said = lines.filter_map(|line| Some(line.unwrap().strip_prefix("says: ")?.to_owned()));
-        let mut holder = Holder {
-            process,
-            said: Box::new(said),
-        };
-        assert_eq!(holder.said.next().unwrap(), "held");
-        holder
-    }
-
-    fn ask(&mut self) -> String {
-        writeln!(self.process.stdin.as_mut().unwrap()).unwrap();
-        self.said.next().unwrap()
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: signals the child of this test, which nobody has waited for yet.
-        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-#[test]
-fn a_process_that_was_stopped_past_its_ttl_knows_at_once() {
-    let server = Server::start();
-    let mut redis = server.connect();
-    let mut holder = Holder::start(&server);
-    assert!(holder.ask().starts_with("None "));
-
-    holder.signal(libc::SIGSTOP);
-    let mut next = testkit::NULL;
-    eventually("another takes over", || {
-        next = ask!(redis, "LOCK.ACQUIRE", "book", "next", 60_000);
-        next != testkit::NULL
-    });
-    let value = testkit::lock_value(fence(next), "next");
-    let renewals = calls(&server, "lock.renew");
-    holder.signal(libc::SIGCONT);
-    assert_eq!(holder.ask(), "Some(Expired) 0ns");
-    // In which it would be renewed, if it were.
-    std::thread::sleep(ms(500));
-    assert_eq!(holder.ask(), "Some(Expired) 0ns");
-    assert_eq!(
-        calls(&server, "lock.renew"),
-        renewals,
-        "a lost lock is not asked for"
-    );
-    assert_eq!(ask!(redis, "GET", "book"), text(value));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

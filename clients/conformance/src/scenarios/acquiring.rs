@@ -175,7 +175,9 @@ pub fn a_server_without_the_module_refuses_at_once_and_says_so(kind: &Kind) {
     assert_eq!(answer, "error: refused");
     assert!(start.elapsed() < ms(10_000));
     assert!(
-        answer.text("text").contains("unknown command"),
+        answer
+            .text("text")
+            .contains("unknown command 'LOCK.ACQUIRE'"),
         "{answer:?}"
     );
 }
@@ -200,7 +202,9 @@ pub fn a_server_that_was_never_there_is_told_at_once_to_who_does_not_wait(kind: 
     let start = Instant::now();
     let answer = client.acquire("book").answer();
     assert_eq!(answer, "error: unreachable");
-    assert!(answer.text("text").contains("127.0.0.1"), "{answer:?}");
+    for word in ["127.0.0.1", "refused"] {
+        assert!(answer.text("text").contains(word), "{answer:?}");
+    }
     assert!(start.elapsed() < ms(3000));
     // Who waits, waits for it.
     let start = Instant::now();
@@ -225,7 +229,8 @@ pub fn a_try_at_a_silent_server_takes_5_s_whatever_the_ttl(kind: &Kind) {
     let start = Instant::now();
     let answer = client.acquire("book").ttl(3_600_000).answer();
     assert_eq!(answer, "error: unreachable");
-    assert!(start.elapsed() < ms(6500), "{:?}", start.elapsed());
+    let took = start.elapsed();
+    assert!(took > ms(4900) && took < ms(6500), "{took:?}");
 }
 
 pub fn a_slow_reply_is_counted_from_the_send(kind: &Kind) {
@@ -277,6 +282,7 @@ pub fn a_lost_reply_is_asked_for_again_under_another_owner(kind: &Kind) {
     let held = asked.held();
     assert!(held.owner != owner && held.fence > fence);
     assert_eq!(lock_of(&server, "book").0, held.owner);
+    assert_eq!(calls(&server, "lock.acquire"), 2);
     assert_eq!(held.release(), "yes");
     agent.settled();
     assert!(!exists(&server, "book"));

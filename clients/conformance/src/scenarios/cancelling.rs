@@ -42,7 +42,7 @@ pub fn a_try_that_is_cancelled_at_any_moment_leaves_nothing(kind: &Kind) {
     let client = agent.open(&server);
     client.connect();
     let mut granted = Vec::new();
-    for micros in (0..3000).step_by(30) {
+    for micros in (0..3000).step_by(15) {
         let asked = client.acquire(&format!("book:{micros}")).ttl(600_000);
         let asked = asked.cancel_after_us(micros).begin();
         if asked.answer() == "held" {
@@ -77,7 +77,7 @@ pub fn a_wait_that_is_cancelled_at_any_moment_leaves_nothing(kind: &Kind) {
     let (server, agent) = (Server::start(), kind.start());
     let client = agent.open(&server);
     let held = client.hold("book", 600_000);
-    for micros in (0..6000).step_by(100) {
+    for micros in (0..6000).step_by(60) {
         let asked = client.acquire("book").ttl(600_000).wait(60_000);
         assert_eq!(asked.cancel_after_us(micros).answer(), "cancelled");
     }
@@ -117,7 +117,7 @@ pub fn a_cancelled_wait_is_released_however_late_its_request_arrives(kind: &Kind
 pub fn a_release_that_is_cancelled_at_any_moment_is_carried_out(kind: &Kind) {
     let (server, agent) = (Server::start(), kind.start());
     let client = agent.open(&server);
-    for micros in (0..1000).step_by(40) {
+    for micros in (0..1000).step_by(20) {
         let held = client.hold("book", 600_000);
         let releasing = held.begin("release", json!({"cancel_after_us": micros}));
         let answer = releasing.answer();

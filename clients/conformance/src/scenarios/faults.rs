@@ -30,6 +30,7 @@ pub fn a_paused_server_loses_nothing(kind: &Kind) {
     renewals(&server);
     assert!(paused.elapsed() > ms(1300));
     eventually_renewed(&server, 1);
+    assert_eq!(held.renew(), "yes");
     assert_eq!(held.release(), "yes");
 }
 
@@ -68,6 +69,8 @@ pub fn a_cut_longer_than_the_lease_is_told_before_the_server_lets_go(kind: &Kind
     assert_eq!(held.renew(), "lost: expired");
     assert_eq!(held.release(), "lost: expired");
     agent.settled();
+    assert!(calls(&server, "lock.release") <= 1, "once is enough");
+    assert_eq!(next.times_lost(), 0);
     assert_eq!(next.release(), "yes");
 }
 

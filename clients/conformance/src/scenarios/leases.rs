@@ -32,6 +32,7 @@ pub fn a_deleted_lock_is_lost_at_the_next_renewal(kind: &Kind) {
     assert!(at < held.at + 2_000_000, "long before the ttl would tell");
     assert_eq!(held.lost_now().as_deref(), Some("gone"));
     assert_eq!(held.remaining(), Duration::ZERO);
+    assert_eq!(held.renew(), "lost: gone");
     assert_eq!(held.release(), "lost: gone");
     assert!(!exists(&server, "book"), "a loss is final");
 }

@@ -66,6 +66,8 @@ pub fn a_process_that_was_stopped_past_its_ttl_knows_at_once(kind: &Kind) {
         renewals,
         "a lost lock is not asked for"
     );
+    assert_eq!(held.lost_now().as_deref(), Some("expired"));
+    assert_eq!(held.remaining(), Duration::ZERO);
     assert_eq!(ask!(redis, "GET", "book"), text(value));
 }
 

@@ -57,6 +57,7 @@ pub fn who_waits_is_served_first_come_first_served(kind: &Kind) {
         // For longer than its ttl: the others wait that much longer.
         let next = one.held();
         assert!(next.fence > before);
+        assert!(next.remaining >= ms(500), "{:?}", next.remaining);
         before = next.fence;
         sleep(400);
         assert_eq!(next.release(), "yes");

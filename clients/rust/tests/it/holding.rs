@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use lockkeeper::{Error, Lockkeeper, Lost, Ran, Released, Renewed};
 use testkit::client::{calls, hold, is_held, ms, open, soon};
-use testkit::{OK, Server, ask, eventually, number, text};
+use testkit::waiting::waiters;
+use testkit::{Server, ask, eventually, number, text};
 
 #[tokio::test]
 async fn a_lock_is_acquired_and_released() {
@@ -36,103 +37,6 @@ async fn a_lock_is_acquired_and_released() {
 }
 
 #[tokio::test]
-async fn busy_is_an_answer_not_an_error() {
-    let server = Server::start();
-    let (one, other) = (open(&server), open(&server));
-    let held = one.acquire("book").await.unwrap().unwrap();
-    assert!(!is_held(other.acquire("book").await.unwrap()));
-    assert!(
-        !is_held(one.acquire("book").await.unwrap()),
-        "every acquire is a tenure of its own"
-    );
-    assert_eq!(held.release().await, Ok(Released::Yes));
-    let next = other.acquire("book").await.unwrap();
-    assert!(is_held(next), "released, so it is free");
-}
-
-#[tokio::test]
-async fn the_watchdog_keeps_a_lock_ten_times_its_ttl() {
-    let server = Server::start();
-    let held = hold(&open(&server), "book", ms(500)).await;
-    let mut redis = server.connect();
-    // Every third of the ttl there is one.
-    eventually("it is renewed thirty times", || {
-        assert_eq!(ask!(redis, "EXISTS", "book"), testkit::YES);
-        assert_eq!(held.loss(), None);
-        calls(&server, "lock.renew") >= 30
-    });
-    assert_eq!(held.release().await, Ok(Released::Yes));
-}
-
-#[tokio::test]
-async fn a_deleted_lock_is_lost_at_the_next_renewal() {
-    let server = Server::start();
-    let held = hold(&open(&server), "book", ms(600)).await;
-    assert_eq!(ask!(server.connect(), "DEL", "book"), testkit::YES);
-    // Not `Expired`, as it would be if only the clock had shown it.
-    assert_eq!(soon(held.lost()).await, Lost::Gone);
-    assert_eq!(held.loss(), Some(Lost::Gone));
-    assert_eq!(held.remaining(), Duration::ZERO);
-    assert_eq!(held.renew().await, Ok(Renewed::Lost(Lost::Gone)));
-    assert_eq!(held.release().await, Ok(Released::Lost(Lost::Gone)));
-    assert_eq!(
-        ask!(server.connect(), "EXISTS", "book"),
-        testkit::NO,
-        "a loss is final"
-    );
-}
-
-#[tokio::test]
-async fn a_lock_that_was_taken_over_is_lost_and_the_new_holder_is_safe() {
-    let server = Server::start();
-    let mut redis = server.connect();
-    let held = hold(&open(&server), "book", ms(600)).await;
-    assert_eq!(ask!(redis, "SET", "book", "somebody", "PX", 60_000), OK);
-    assert_eq!(soon(held.lost()).await, Lost::Taken);
-
-    let renewals = calls(&server, "lock.renew");
-    assert_eq!(held.renew().await, Ok(Renewed::Lost(Lost::Taken)));
-    assert_eq!(
-        soon(held.lost()).await,
-        Lost::Taken,
-        "it may be asked again"
-    );
-    assert_eq!(held.release().await, Ok(Released::Lost(Lost::Taken)));
-    assert_eq!(calls(&server, "lock.renew"), renewals, "a no is final");
-    assert_eq!(
-        calls(&server, "lock.release"),
-        0,
-        "there was nothing of ours to release"
-    );
-    assert_eq!(ask!(redis, "GET", "book"), text("somebody"));
-}
-
-#[tokio::test]
-async fn renew_asks_the_server_now() {
-    let server = Server::start();
-    let held = open(&server).acquire("book").await.unwrap().unwrap();
-    assert_eq!(held.renew().await, Ok(Renewed::Yes));
-    assert_eq!(calls(&server, "lock.renew"), 1);
-    assert!(held.remaining() > ms(29_000));
-    assert_eq!(ask!(server.connect(), "DEL", "book"), testkit::YES);
-    assert_eq!(held.renew().await, Ok(Renewed::Lost(Lost::Gone)));
-    assert_eq!(held.loss(), Some(Lost::Gone));
-}
-
-#[tokio::test]
-async fn nothing_is_renewed_after_the_release() {
-    let server = Server::start();
-    let lockkeeper = open(&server);
-    let held = hold(&lockkeeper, "book", ms(300)).await;
-    eventually("it is renewed", || calls(&server, "lock.renew") > 0);
-    assert_eq!(held.release().await, Ok(Released::Yes));
-    let renewals = calls(&server, "lock.renew");
-    tokio::time::sleep(ms(600)).await;
-    assert_eq!(calls(&server, "lock.renew"), renewals);
-    assert_eq!(calls(&server, "lock.release"), 1);
-}
-
-#[tokio::test]
 async fn what_is_released_is_not_lost() {
     let server = Server::start();
     let lockkeeper = open(&server);
@@ -148,17 +52,6 @@ async fn what_is_released_is_not_lost() {
 }
 
 #[tokio::test]
-async fn a_dropped_handle_releases_in_the_background() {
-    let server = Server::start();
-    let lockkeeper = open(&server);
-    drop(lockkeeper.acquire("book").await.unwrap());
-    drop(lockkeeper);
-    eventually("it is free", || {
-        ask!(server.connect(), "EXISTS", "book") == testkit::NO
-    });
-}
-
-#[tokio::test]
 async fn a_task_that_panics_releases() {
     let server = Server::start();
     let lockkeeper = open(&server);
@@ -168,56 +61,6 @@ async fn a_task_that_panics_releases() {
     });
     assert!(task.await.unwrap_err().is_panic());
     eventually("it is free", || {
-        ask!(server.connect(), "EXISTS", "book") == testkit::NO
-    });
-}
-
-#[tokio::test]
-async fn a_lock_that_is_left_lapses_by_itself() {
-    let server = Server::start();
-    let held = hold(&open(&server), "book", ms(400)).await;
-    held.leave();
-    let mut redis = server.connect();
-    assert_eq!(ask!(redis, "EXISTS", "book"), testkit::YES);
-    eventually("it lapses", || ask!(redis, "EXISTS", "book") == testkit::NO);
-    assert_eq!(calls(&server, "lock.release"), 0);
-}
-
-#[tokio::test]
-async fn release_after_keeps_the_lock_so_long_after_the_grant() {
-    let server = Server::start();
-    let mut redis = server.connect();
-    let lockkeeper = open(&server);
-    let held = hold(&lockkeeper, "minutely", ms(3000)).await;
-    assert_eq!(
-        held.release_after(ms(50_000)).await,
-        Ok(Released::Yes),
-        "it does not wait"
-    );
-    let ttl = number(ask!(redis, "PTTL", "minutely"));
-    assert!((40_000..=50_000).contains(&ttl), "{ttl}");
-
-    let held = lockkeeper.acquire("quick").await.unwrap().unwrap();
-    assert_eq!(held.release_after(Duration::ZERO).await, Ok(Released::Yes));
-    assert_eq!(ask!(redis, "EXISTS", "quick"), testkit::NO);
-}
-
-#[tokio::test]
-async fn max_hold_ends_a_leaked_handle() {
-    let server = Server::start();
-    let asked = open(&server)
-        .acquire("book")
-        .ttl(ms(900))
-        .max_hold(ms(1000));
-    let held = asked.await.unwrap().unwrap();
-    assert_eq!(soon(held.lost()).await, Lost::MaxHold);
-    assert!(
-        held.remaining() > ms(200),
-        "time to stop in: {:?}",
-        held.remaining()
-    );
-    std::mem::forget(held);
-    eventually("it lapses", || {
         ask!(server.connect(), "EXISTS", "book") == testkit::NO
     });
 }
@@ -274,36 +117,6 @@ fn blocking_code_runs_a_body_under_a_lock() {
     assert_eq!(ran, Ok(lost), "what it returned is not thrown away");
 }
 
-#[tokio::test]
-async fn run_holds_the_lock_while_the_body_runs() {
-    let server = Server::start();
-    let lockkeeper = open(&server);
-    let ran = lockkeeper.acquire("book").run(async |held| {
-        let busy = lockkeeper.acquire("book").run(async |_| ());
-        assert_eq!(busy.await, Ok(Ran::Busy));
-        held.fence()
-    });
-    let ran = ran.await;
-    assert!(matches!(ran, Ok(Ran::Done(1..))), "{ran:?}");
-    assert_eq!(ask!(server.connect(), "EXISTS", "book"), testkit::NO);
-}
-
-#[tokio::test]
-async fn run_ends_the_body_when_the_lock_is_lost() {
-    let server = Server::start();
-    let mut redis = server.connect();
-    let asked = open(&server).acquire("book").ttl(ms(900));
-    let ran = soon(asked.run(async |_| {
-        ask!(redis, "DEL", "book").unwrap();
-        std::future::pending::<()>().await
-    }));
-    let lost = Ran::Lost {
-        why: Lost::Gone,
-        done: None,
-    };
-    assert_eq!(ran.await, Ok(lost));
-}
-
 /// An error that knows nothing of locks.
 #[derive(Debug, PartialEq)]
 struct Failure;
@@ -346,8 +159,8 @@ async fn a_body_that_never_awaits_does_not_hide_that_its_lease_has_ended() {
     assert_eq!(soon(ran).await, Ok(lost));
 }
 
-#[tokio::test]
-async fn info_shows_who_holds_it() {
+#[tokio::test(flavor = "multi_thread")]
+async fn info_shows_who_holds_it_and_who_waits() {
     let server = Server::start();
     let lockkeeper = open(&server);
     assert_eq!(lockkeeper.info("book").await, Ok(None));
@@ -360,6 +173,14 @@ async fn info_shows_who_holds_it() {
         "{info:?}"
     );
     assert_eq!((info.waiters, info.queue.len()), (0, 0));
+
+    let _waiting = tokio::spawn(lockkeeper.acquire("book").wait_forever());
+    let mut redis = server.connect();
+    eventually("one waits", || waiters(&mut redis, "book") == 1);
+    let info = lockkeeper.info("book").await.unwrap().unwrap();
+    let first = &info.queue[0];
+    assert!(!first.owner.is_empty() && info.owner.as_deref() != Some(&*first.owner));
+    assert!(first.waited < ms(20_000));
 }
 
 #[tokio::test]

@@ -38,13 +38,6 @@ fn free_port() -> String {
 }
 
 #[tokio::test]
-async fn a_unix_socket_is_reached() {
-    let server = Server::start();
-    let url = format!("unix://{}", server.socket().display());
-    works(&server, &Lockkeeper::open(url).unwrap()).await;
-}
-
-#[tokio::test]
 async fn a_user_and_a_password_give_the_rights_of_that_user_and_no_more() {
     let server = Server::start();
     let mut redis = server.connect();
