@@ -11,9 +11,9 @@ mod acquiring;
 mod cancelling;
 mod faults;
 mod leases;
-mod places;
 mod processes;
 mod releasing;
+mod servers;
 mod waiting;
 
 /// One promise, shown on one kind of agent.
@@ -139,7 +139,7 @@ scenarios! {
         a_program_that_ends_releases_what_it_holds,
         a_killed_holder_blocks_others_for_one_ttl_and_no_longer,
     }
-    places {
+    servers {
         a_unix_socket_is_reached,
         a_user_a_database_and_either_protocol_are_used,
         tls_with_an_authority_of_our_own,
