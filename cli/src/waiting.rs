@@ -70,12 +70,25 @@ pub async fn refuse_to_wait_for_itself(lockkeeper: &Lockkeeper, plan: &Run) -> R
 
 /// After a moment prints once, on standard error, that we wait, for whom, and behind how many.
 pub async fn report(lockkeeper: &Lockkeeper, plan: &Run) -> Infallible {
-    sleep(REPORTED_AFTER).await;
+    let ask = async || {
+        sleep(REPORTED_AFTER).await;
+        timeout(INFO_TIMEOUT, lockkeeper.info(plan.key.as_slice())).await
+    };
+    let label = lockkeeper.label();
+    let mut info = ask().await;
+    // That is our own grant, most likely, whose reply a busy machine still has.
+    if let Ok(Ok(Some(Info {
+        owner: Some(owner), ..
+    }))) = &info
+        && has_label(owner, label)
+    {
+        info = ask().await;
+    }
     let name = printable(&plan.key);
-    let line = match timeout(INFO_TIMEOUT, lockkeeper.info(plan.key.as_slice())).await {
+    let line = match info {
         Ok(Ok(Some(info))) => {
             let holder = holder(&info).map_or(String::new(), |it| format!(", held by {it}"));
-            let position = position(&info, lockkeeper.label());
+            let position = position(&info, label);
             let position =
                 position.map_or(String::new(), |it| format!(", number {it} in the queue"));
             format!("waiting for {name}{holder}{position}")
@@ -99,10 +112,12 @@ pub fn holder(info: &Info) -> Option<String> {
 
 /// The last of our label: we have only just come. None if we are not among those that are shown.
 fn position(info: &Info, label: &str) -> Option<usize> {
-    let ours = |owner: &[u8]| {
-        let rest = owner.strip_prefix(label.as_bytes());
-        rest.is_some_and(|rest| rest.first() == Some(&b':'))
-    };
-    let last = info.queue.iter().rposition(|waiter| ours(&waiter.owner));
+    let mut queue = info.queue.iter();
+    let last = queue.rposition(|waiter| has_label(&waiter.owner, label));
     last.map(|index| index + 1)
+}
+
+fn has_label(owner: &[u8], label: &str) -> bool {
+    let rest = owner.strip_prefix(label.as_bytes());
+    rest.is_some_and(|rest| rest.first() == Some(&b':'))
 }
