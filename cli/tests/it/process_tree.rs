@@ -104,14 +104,14 @@ fn for_all_ways_out(test: impl Fn(&str, &str) + Sync) {
 #[test]
 fn when_the_lock_is_lost_all_that_the_command_started_ends() {
     for_all_ways_out(|name, script| {
-        Tree::start(name, "--ttl 900ms", script).end_by_loss();
+        Tree::start(name, "--ttl 2s", script).end_by_loss();
     });
 }
 
 #[test]
 fn at_a_terminal_too() {
     for_all_ways_out(|name, script| {
-        Tree::at_terminal(&format!("terminal-{name}"), "--ttl 900ms", script).end_by_loss();
+        Tree::at_terminal(&format!("terminal-{name}"), "--ttl 2s", script).end_by_loss();
     });
 }
 
@@ -213,7 +213,7 @@ fn a_process_that_is_stopped_can_tidy_up() {
     let server = Server::start();
     let key = key("stop");
     let script = "trap 'echo tidy; exit 0' TERM; echo $$; kill -STOP $$; sleep 600";
-    let options = format!("--ttl 900ms --grace 10s {key}");
+    let options = format!("--ttl 2s --grace 10s {key}");
     let mut running = Running::start(run(&server, &options, &["sh", "-c", script]));
     let command = running.read_pid();
     eventually("it is stopped", || state(command) == Some('T'));
@@ -227,7 +227,7 @@ fn a_process_that_is_stopped_can_tidy_up() {
 fn who_starts_new_processes_all_the_time_is_ended() {
     let script = "trap '' TERM; next() { next & exit; }; next & echo ready; \
                   exec >/dev/null 2>&1; sleep 600";
-    Tree::start("chain", "--ttl 900ms --grace 100ms", script).end_by_loss();
+    Tree::start("chain", "--ttl 2s --grace 100ms", script).end_by_loss();
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn who_was_there_before_the_command_is_spared() {
     let key = key("logger");
     let log = server.dir().join("output");
     let script = format!(
-        "exec \"$0\" run --ttl 900ms {key} -- sh -c 'echo ready; sleep 600' \
+        "exec \"$0\" run --ttl 2s {key} -- sh -c 'echo ready; sleep 600' \
          > >(trap '' PIPE; while read -r line; do echo \"$line\" >> {0}; done; echo end >> {0})",
         log.display()
     );
@@ -302,7 +302,7 @@ fn whom_we_may_not_signal_is_named_and_the_lock_is_not_released() {
         unprivileged.arg(&command).arg("run");
         unprivileged.args([
             "--ttl",
-            if lost { "900ms" } else { "60s" },
+            if lost { "2s" } else { "60s" },
             "--grace",
             "300ms",
             &key,
@@ -382,7 +382,7 @@ fn without_proc_the_command_and_its_group_end() {
     let script = "sleep 600 & echo ready; sleep 600";
     for (name, hide) in [("none", &NO_PROC[..]), ("others", &PROC_OF_OTHERS)] {
         let name = format!("{name}-lost");
-        without_proc(&name, hide, "--ttl 900ms", script).end_by_loss();
+        without_proc(&name, hide, "--ttl 2s", script).end_by_loss();
     }
     without_proc("none-asked", &NO_PROC, "--grace 300ms", script).end_by_signal();
 }
@@ -395,7 +395,7 @@ fn without_proc_what_cannot_be_seen_is_reported() {
         return;
     }
     let script = "setsid sh -c 'echo ready; exec sleep 600' & wait";
-    let tree = without_proc("unseen", &NO_PROC, "--ttl 900ms --grace 100ms", script);
+    let tree = without_proc("unseen", &NO_PROC, "--ttl 2s --grace 100ms", script);
     assert_eq!(ask!(tree.server.connect(), "DEL", &tree.key), YES);
     let ended = tree.running.end();
     let left = processes_of(&tree.key).len();
@@ -508,7 +508,7 @@ fn the_job_gets_one_sigterm_and_does_not_outlive_a_killed_run() {
         )
         .replace(
             "run nightly-report",
-            &format!("run --ttl 1s --url {} {key}", server.url()),
+            &format!("run --ttl 3s --url {} {key}", server.url()),
         );
     let Some(mut manager) = Manager::start(&server, &unit) else {
         testkit::skip("needs systemd, and root to start one for the test");

@@ -329,7 +329,7 @@ fn a_password_comes_from_the_environment_or_a_file_and_is_never_shown() {
 fn when_the_lock_is_taken_the_whole_pipeline_is_ended() {
     let server = Server::start();
     let script = "sleep 600 & echo $!; sleep 600 & echo $!; wait";
-    let mut process = Process::start(run(&server, "--ttl 600ms job", script));
+    let mut process = Process::start(run(&server, "--ttl 2s job", script));
     let pids = process.pids();
     assert!(pids.iter().all(|pid| is_alive(*pid)));
     take(&server, "job");
@@ -347,7 +347,7 @@ fn when_the_lock_is_taken_the_whole_pipeline_is_ended() {
 fn a_loss_wins_over_the_code_of_the_command() {
     let server = Server::start();
     let script = "trap 'exit 0' TERM; while :; do sleep 0.05; done";
-    let process = Process::start(run(&server, "--ttl 600ms job", script));
+    let process = Process::start(run(&server, "--ttl 2s job", script));
     eventually("it runs", || calls(&server, "lock.renew") > 0);
     assert_eq!(ask!(server.connect(), "DEL", "job"), testkit::YES);
     let done = process.end();
@@ -368,7 +368,7 @@ fn a_loss_wins_over_the_code_of_the_command() {
 fn who_does_not_listen_to_sigterm_is_killed_after_the_grace() {
     let server = Server::start();
     let script = "trap '' TERM; while :; do sleep 0.05; done";
-    let process = Process::start(run(&server, "--ttl 600ms --grace 400ms job", script));
+    let process = Process::start(run(&server, "--ttl 2s --grace 400ms job", script));
     eventually("it runs", || calls(&server, "lock.renew") > 0);
     take(&server, "job");
     let start = Instant::now();
@@ -400,7 +400,7 @@ fn when_the_server_falls_silent_the_command_is_ended_before_the_lease() {
 #[test]
 fn a_server_that_dies_ends_the_command_in_time_too() {
     let mut server = Server::start();
-    let process = Process::start(run(&server, "--ttl 1s job", "sleep 600"));
+    let process = Process::start(run(&server, "--ttl 2s job", "sleep 600"));
     eventually("it runs", || calls(&server, "lock.renew") > 0);
     server.kill9();
     assert_eq!(process.end().code, 76);
@@ -563,7 +563,7 @@ fn at_a_terminal_ctrl_c_reaches_the_command_once() {
 fn at_a_terminal_a_loss_ends_everything_that_the_command_started() {
     let server = Server::start();
     let script = "sleep 600 & echo \\$!; sleep 600 & echo \\$!; wait";
-    let mut process = at_terminal(&server, "--ttl 600ms job", script);
+    let mut process = at_terminal(&server, "--ttl 2s job", script);
     let pids = process.pids();
     take(&server, "job");
     assert_eq!(process.end().code, 76);

@@ -253,7 +253,7 @@ fn a_signal_cuts_the_release_short_and_a_second_one_ends_it() {
 #[test]
 fn a_job_that_is_stopped_keeps_its_lock() {
     let server = Server::start();
-    let options = "--ttl 900ms job";
+    let options = "--ttl 2s job";
     let mut running = Running::start(run(
         &server,
         options,
@@ -327,7 +327,7 @@ fn what_ctrl_z_has_stopped_does_not_go_on_when_the_lease_is_over() {
     std::fs::write(&command, perl).unwrap();
     let script = server.dir().join("script");
     let job = format!(
-        "set -m; $RUN --ttl 900ms {key} -- perl {}; echo \"stopped $?\"; read x; exit 0",
+        "set -m; $RUN --ttl 2s {key} -- perl {}; echo \"stopped $?\"; read x; exit 0",
         command.display()
     );
     std::fs::write(&script, job).unwrap();

@@ -8,7 +8,7 @@ use lockkeeper_conformance::agent::Kind;
 use lockkeeper_conformance::scenarios;
 
 /// How many scenarios run at a time: most of the time they wait.
-const AT_A_TIME: usize = 12;
+const AT_A_TIME: usize = 6;
 
 fn agents() -> Vec<Kind> {
     vec![

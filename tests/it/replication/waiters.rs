@@ -89,7 +89,9 @@ fn operate(redis: &mut Connection, random: &mut Rng, round: u64, everybody: &Eve
         // Seldom, as they leave little to compare.
         _ => match random.u64(..20) {
             0 => ask!(redis, "FLUSHALL", "ASYNC"),
-            1 => ask!(redis, "FLUSHDB"),
+            // Redis 7.4 lets the client of FLUSHDB wait, and ends when CLIENT UNBLOCK meets it.
+            1 if round.is_multiple_of(2) => ask!(redis, "FLUSHDB"),
+            1 => ask!(redis, "FLUSHDB", "ASYNC"),
             2 => pipeline("CONFIG SET maxmemory 1; CONFIG SET maxmemory 0")
                 .exec(redis)
                 .map(|()| Value::Okay)
