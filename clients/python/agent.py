@@ -101,6 +101,8 @@ class Agent:
 
     async def main(self):
         can = ["cancel", "drop", "fork", "hang_up"]
+        # An exception that is thrown into a thread while it takes a lock of Python's leaves that lock taken for ever.
+        can += ["cancel_at_any_moment"] if ASYNC else []
         can += ["cancel_body"] if ASYNC and sys.version_info >= (3, 11) else []
         name = f"python{'-asyncio' if ASYNC else ''}"
         library = f"{LIBRARY}-py {__import__(LIBRARY).__version__}"

@@ -114,11 +114,11 @@ scenarios! {
     cancelling {
         what_was_granted_to_nobody_is_released ["cancel"],
         a_cancelled_request_that_arrives_late_leaves_no_lock ["cancel"],
-        a_try_that_is_cancelled_at_any_moment_leaves_nothing ["cancel"],
+        a_try_that_is_cancelled_at_any_moment_leaves_nothing ["cancel_at_any_moment"],
         a_wait_that_is_cancelled_leaves_no_place_in_the_queue ["cancel"],
-        a_wait_that_is_cancelled_at_any_moment_leaves_nothing ["cancel"],
+        a_wait_that_is_cancelled_at_any_moment_leaves_nothing ["cancel_at_any_moment"],
         a_cancelled_wait_is_released_however_late_its_request_arrives ["cancel"],
-        a_release_that_is_cancelled_at_any_moment_is_carried_out ["cancel"],
+        a_release_that_is_cancelled_at_any_moment_is_carried_out ["cancel_at_any_moment"],
     }
     faults {
         a_killed_connection_loses_nothing,

@@ -348,7 +348,7 @@ func (o object) turns(ctx context.Context, client *lockkeeper.Client) object {
 
 func main() {
 	say(object{"hello": "go", "library": "go-redis " + redis.Version(), "version": runtime.Version(), "pid": os.Getpid(),
-		"clock": now(), "can": []string{"cancel", "cancel_body", "drop", "hang_up", "panic"}})
+		"clock": now(), "can": []string{"cancel", "cancel_at_any_moment", "cancel_body", "drop", "hang_up", "panic"}})
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 		message := object{}
