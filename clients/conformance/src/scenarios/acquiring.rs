@@ -274,9 +274,12 @@ pub fn a_lost_reply_is_asked_for_again_under_another_owner(kind: &Kind) {
     let proxy = Proxy::to(&server);
     let client = agent.open(&proxy);
     client.connect();
+    let replies = proxy.replies();
     proxy.swallow_replies();
     let asked = client.acquire("book").ttl(6000).wait(20_000).begin();
-    eventually("it is granted unheard", || exists(&server, "book"));
+    eventually("it is granted unheard", || {
+        exists(&server, "book") && proxy.replies() > replies
+    });
     let (owner, fence) = lock_of(&server, "book");
     proxy.mend();
     let held = asked.held();
