@@ -139,6 +139,16 @@ pub fn skip(why: &str) {
         .unwrap();
 }
 
+/// Settings of a server: every use counts one in an LFU counter, and none is forgotten.
+pub const COUNT_EVERY_USE: [&str; 6] = [
+    "--maxmemory-policy",
+    "allkeys-lfu",
+    "--lfu-log-factor",
+    "0",
+    "--lfu-decay-time",
+    "0",
+];
+
 /// Waits until `condition` holds; fails the test when it does not within [`PATIENCE`].
 #[track_caller]
 pub fn eventually(what: impl Display, mut condition: impl FnMut() -> bool) {

@@ -78,6 +78,19 @@ pub fn join(server: &Server, key: &str, owner: &str) -> Waiter {
     waiter
 }
 
+/// So many clients that wait for `key`, in this order, as the owners "0", "1" and so on. Nobody waits before them.
+#[track_caller]
+pub fn join_many(server: &Server, key: &str, count: i64) -> Vec<Waiter> {
+    let mut redis = server.connect();
+    let join = |n: i64| {
+        let mut waiter = Waiter::of(server);
+        waiter.ask(key, &n.to_string(), LONG, LONG);
+        eventually_wait(&mut redis, n + 1);
+        waiter
+    };
+    (0..count).map(join).collect()
+}
+
 /// A lock held by "holder", for as long as the test likes; its fence.
 #[track_caller]
 pub fn hold(redis: &mut Connection, key: &str) -> i64 {

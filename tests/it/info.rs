@@ -9,14 +9,7 @@ fn lock_info_lists_the_first_hundred_in_order_and_counts_all() {
     let server = Server::start();
     let mut redis = server.connect();
     hold(&mut redis, "k");
-    let _line: Vec<Waiter> = (0..120)
-        .map(|n| {
-            let mut waiter = Waiter::of(&server);
-            waiter.ask("k", &format!("{n}"), LONG, LONG);
-            eventually_wait(&mut redis, n + 1);
-            waiter
-        })
-        .collect();
+    let _waiters = join_many(&server, "k", 120);
 
     let first_hundred: Vec<String> = (0..100).map(|n| n.to_string()).collect();
     assert_eq!(queue(&mut redis, "k"), first_hundred);

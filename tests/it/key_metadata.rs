@@ -5,16 +5,6 @@ use redis::Connection;
 use testkit::waiting::{LONG, Waiter, eventually_wait, join};
 use testkit::*;
 
-/// Every use counts one in an LFU counter, and none is forgotten.
-const COUNT_EVERY_USE: [&str; 6] = [
-    "--maxmemory-policy",
-    "allkeys-lfu",
-    "--lfu-log-factor",
-    "0",
-    "--lfu-decay-time",
-    "0",
-];
-
 /// The LFU counter of a new key.
 const NEW: i64 = 5;
 

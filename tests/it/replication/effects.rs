@@ -355,15 +355,7 @@ fn a_refusal_does_not_empty_the_cache_of_a_client() {
 
 #[test]
 fn a_refusal_counts_neither_as_a_use_nor_as_a_hit() {
-    let (_server, mut redis) = server_with_a_holder(&[
-        "--maxmemory-policy",
-        "allkeys-lfu",
-        // Every use counts one, and none is forgotten.
-        "--lfu-log-factor",
-        "0",
-        "--lfu-decay-time",
-        "0",
-    ]);
+    let (_server, mut redis) = server_with_a_holder(&COUNT_EVERY_USE);
     let uses = ask!(redis, "OBJECT", "FREQ", "k");
     let hits: i64 = info(&mut redis, "stats", "keyspace_hits");
 

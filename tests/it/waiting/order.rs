@@ -11,14 +11,7 @@ fn two_hundred_are_served_in_the_order_of_their_arrival() {
     let server = Server::start();
     let mut redis = server.connect();
     hold(&mut redis, "k");
-    let mut clients: Vec<Waiter> = (0..200)
-        .map(|n| {
-            let mut waiter = Waiter::of(&server);
-            waiter.ask("k", &format!("{n}"), LONG, LONG);
-            eventually_wait(&mut redis, n + 1);
-            waiter
-        })
-        .collect();
+    let mut clients = join_many(&server, "k", 200);
 
     assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "holder"), YES);
     let mut last = 0;
