@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use comfy_table::{Table, presets::ASCII_MARKDOWN};
 use serde_json::{Map, Value, json};
 
 use crate::measure::{Rounds, Series};
@@ -276,22 +277,14 @@ impl Report {
     }
 }
 
-fn markdown(lines: &[Vec<String>]) -> String {
-    let width = |column: usize| {
-        let cells = lines.iter().filter_map(|line| line.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();
-    let show = |line: &Vec<String>| {
-        let cells = line.iter().zip(&widths);
-        let cells = cells.map(|(cell, width)| format!("{cell:<width$}"));
-        format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "))
-    };
-    let rule = widths.iter().map(|width| "-".repeat(width + 2));
-    let rule = format!("|{}|\n", rule.collect::<Vec<_>>().join("|"));
-    let mut text = show(&lines[0]) + &rule;
-    text.extend(lines[1..].iter().map(show));
-    text
+fn markdown(lines: &[Vec<String>]) -> Table {
+    let (header, rows) = lines.split_first().expect("a table has a header");
+    let mut table = Table::new();
+    table
+        .load_preset(ASCII_MARKDOWN)
+        .set_header(header)
+        .add_rows(rows);
+    table
 }
 
 /// Name and version of the server.
