@@ -34,6 +34,10 @@ impl Error {
         Error::Unreachable("no answer in time".to_owned())
     }
 
+    pub(crate) fn moving() -> Error {
+        Error::Unreachable("the key moves from node to node".to_owned())
+    }
+
     /// Whether the server may reply otherwise in a moment: it is starting, changing its role,
     /// moving the key, or about to be upgraded, for which nobody may wait.
     pub(crate) fn is_passing(&self) -> bool {

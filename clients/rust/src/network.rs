@@ -25,7 +25,8 @@ mod shared;
 /// after 1 s and after 3 s, so two of them may get lost.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// MOVED, ASK and once more MOVED is as far as a slot can run away while we ask.
+/// MOVED, ASK and once more MOVED is as far as a slot can run away while we ask. Two nodes that each say
+/// the other has it would send us to and fro until the second is told.
 const MAX_REDIRECTS: usize = 4;
 
 /// What a server replies that is not the master, or not yet: where it is, another may be soon.
@@ -191,10 +192,13 @@ impl Network {
                 for (index, value) in which.into_iter().zip(values) {
                     replies[index] = match (value, &shortfall) {
                         (Value::ServerError(error), _) => {
-                            if let Some(to) = self.topology.redirect(&node, &error) {
-                                todo.entry((to.node, to.asking)).or_default().push(index);
-                            }
-                            Err(self.refusal(&node, &error).into())
+                            Err(match self.topology.redirect(&node, &error) {
+                                Some(to) => {
+                                    todo.entry((to.node, to.asking)).or_default().push(index);
+                                    Error::moving().into()
+                                }
+                                None => self.refusal(&node, &error).into(),
+                            })
                         }
                         (Value::Int(1..), Some(shortfall)) => Err(shortfall.clone().into()),
                         (value, _) => Ok(value),
@@ -247,7 +251,7 @@ impl Network {
                 None => return Err(Error::no_answer().into()),
             }
         }
-        Err(Error::Unreachable("the key moves from node to node".to_owned()).into())
+        Err(Error::moving().into())
     }
 
     /// Polls at the node that serves `key`, unless somebody else did so a moment ago: then none. Once

@@ -367,6 +367,41 @@ async fn locks_of_a_cluster_live_on_all_its_nodes_and_move_with_their_slots() {
     assert!(is_held(soon(waiting).await.unwrap().unwrap()));
 }
 
+/// How often the node said that another serves the key.
+fn redirects(node: &Server) -> u64 {
+    let stats: String = redis::cmd("INFO")
+        .arg("errorstats")
+        .query(&mut node.connect())
+        .unwrap();
+    let count = stats
+        .lines()
+        .find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
+    count.map_or(0, |count| count.trim().parse().unwrap())
+}
+
+/// So it is for a moment in every move: the first to be told is not always the new one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_each_node_says_the_other_has_is_waited_for() {
+    let cluster = start_cluster();
+    let lockkeeper = open_cluster(&cluster);
+    let key = key_on(&cluster, 0);
+    let (from, slot) = node_and_slot_of(&cluster, &key);
+    let (mut source, mut target) = (cluster.nodes[from].connect(), cluster.nodes[1].connect());
+    let (source_id, target_id) = (node_id(&cluster, from), node_id(&cluster, 1));
+    let set_slot = ["CLUSTER", "SETSLOT"];
+    assert_eq!(ask!(target, &set_slot, slot, "IMPORTING", source_id), OK);
+    assert_eq!(ask!(source, &set_slot, slot, "NODE", &target_id), OK);
+
+    let before = redirects(&cluster.nodes[from]);
+    let waiting = tokio::spawn(lockkeeper.acquire(&*key).wait(ms(60_000)).into_future());
+    // Some servers agree by themselves after a while.
+    eventually("it asks again and again", || {
+        waiting.is_finished() || redirects(&cluster.nodes[from]) > before + 10
+    });
+    assert_eq!(ask!(target, &set_slot, slot, "NODE", &target_id), OK);
+    assert!(is_held(soon(waiting).await.unwrap().unwrap()));
+}
+
 /// A key whose slot is on this node.
 fn key_on(cluster: &Cluster<3>, node: usize) -> String {
     let mut keys = (0..).map(|n| format!("book:{n}"));
