@@ -454,7 +454,7 @@ async fn main() {
         .init();
     say(json!({
         "hello": "rust", "library": "redis-rs", "version": env!("CARGO_PKG_VERSION"), "pid": std::process::id(),
-        "clock": now_us(), "can": ["cancel", "cancel_at_any_moment", "cancel_body", "drop", "fork", "panic"],
+        "clock": now_us(), "can": ["cancel", "cancel_at_any_moment", "cancel_body", "drop", "fork", "hang_up", "panic"],
     }));
     let agent = Rc::new(Agent::default());
     LocalSet::new().run_until(obey(agent.clone())).await;

@@ -359,6 +359,12 @@ impl Network {
         connection
     }
 
+    /// Gives up the connections that nobody uses at present, when nobody will for a while.
+    pub(crate) fn disconnect(&self) {
+        lock(&self.shared).clear();
+        self.idle.clear();
+    }
+
     fn discard(&self, node: &Node, failed: &SharedConnection, is_silent: bool) {
         let mut shared = lock(&self.shared);
         if shared.get(node).is_some_and(|current| current.is(failed)) {

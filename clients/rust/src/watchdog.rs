@@ -42,6 +42,10 @@ const BATCH: usize = 1000;
 /// How long the reply to any other command may take.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long the connections are kept after the last lock and the last request, for the next: clients/CONTRACT.md
+/// promises so much.
+const KEEP_CONNECTIONS: Duration = Duration::from_secs(10);
+
 /// What the time is on the clock that leases are counted by.
 pub(crate) type Clock = fn() -> Moment;
 
@@ -151,11 +155,14 @@ impl<S: Servers> Watchdog<S> {
     /// Returns who is to be notified when the connections have ended too.
     async fn run(mut self) -> Vec<Responder<bool>> {
         let mut open = true;
+        let mut may_be_connected = false;
         let mut messages = Vec::new();
         loop {
             let sleep = self.run_due().min(self.notify_settled());
             let closed = !open || *self.closed.borrow();
-            if closed && self.leases.is_empty() && self.tasks.is_empty() {
+            let is_idle = self.leases.is_empty() && self.tasks.is_empty();
+            may_be_connected |= !is_idle;
+            if closed && is_idle {
                 let closing = self.closing.into_iter();
                 return closing.map(|(_, responder)| responder).collect();
             }
@@ -163,6 +170,10 @@ impl<S: Servers> Watchdog<S> {
                 count = self.inbox.recv_many(&mut messages, BATCH), if open => open = count > 0,
                 Some(report) = self.tasks.join_next() => self.on_report(report),
                 () = tokio::time::sleep(sleep), if self.has_timer() => {}
+                () = tokio::time::sleep(KEEP_CONNECTIONS), if is_idle && may_be_connected => {
+                    self.servers.disconnect();
+                    may_be_connected = false;
+                }
             }
             while let Some(report) = self.tasks.try_join_next() {
                 self.on_report(report);

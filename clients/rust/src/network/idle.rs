@@ -66,6 +66,10 @@ impl<C: Send + 'static> Idle<C> {
     pub(super) fn discard(&self, node: &Node) {
         lock(&self.idle).retain(|(of, ..)| of != node);
     }
+
+    pub(super) fn clear(&self) {
+        lock(&self.idle).clear();
+    }
 }
 
 #[cfg(test)]

@@ -39,6 +39,9 @@ pub(crate) trait Servers: Send + Sync + 'static {
         request: &Request,
         cancelled: impl Future<Output = Result<Option<Grant>, Error>> + Send,
     ) -> impl Future<Output = Acquisition> + Send;
+
+    /// Closes the connections on which nothing is under way. The next request makes new ones.
+    fn disconnect(&self);
 }
 
 impl Servers for Network {
@@ -76,5 +79,9 @@ impl Servers for Network {
         cancelled: impl Future<Output = Result<Option<Grant>, Error>> + Send,
     ) -> Acquisition {
         acquisition::acquire(self, request, cancelled).await
+    }
+
+    fn disconnect(&self) {
+        Network::disconnect(self);
     }
 }

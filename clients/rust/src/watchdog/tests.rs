@@ -42,6 +42,8 @@ type Script = dyn Fn(&Sent) -> (Duration, Result<Value, Error>) + Send + Sync;
 
 struct Scripted {
     sent: Arc<Mutex<Vec<Sent>>>,
+    /// When the connections were closed, in milliseconds after the start of the test.
+    disconnected_at: Arc<Mutex<Vec<u128>>>,
     script: Box<Script>,
 }
 
@@ -130,12 +132,18 @@ impl Servers for Scripted {
             in_doubt: Vec::new(),
         }
     }
+
+    fn disconnect(&self) {
+        let at_ms = started_at().elapsed().as_millis();
+        self.disconnected_at.lock().unwrap().push(at_ms);
+    }
 }
 
 /// A watchdog that runs, and what it has sent.
 struct Running {
     sender: MessageSender,
     sent: Arc<Mutex<Vec<Sent>>>,
+    disconnected_at: Arc<Mutex<Vec<u128>>>,
     watchdog: JoinHandle<Vec<Responder<bool>>>,
 }
 
@@ -145,14 +153,16 @@ impl Running {
     ) -> Running {
         started_at();
         let (sender, inbox) = mpsc::unbounded_channel();
-        let sent = Arc::default();
+        let (sent, disconnected_at) = (Arc::default(), Arc::default());
         let servers = Scripted {
             sent: Arc::clone(&sent),
+            disconnected_at: Arc::clone(&disconnected_at),
             script: Box::new(script),
         };
         Running {
             sender,
             sent,
+            disconnected_at,
             watchdog: tokio::spawn(Watchdog::new(servers, clock, inbox).run()),
         }
     }
@@ -211,6 +221,16 @@ async fn until(at_ms: u64) {
     sleep(ms(at_ms).saturating_sub(started_at().elapsed())).await;
     // So that whatever is due at the same moment has been done.
     sleep(ms(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_are_closed_10_s_after_the_last_lock_and_no_sooner() {
+    let running = Running::start(|_| YES);
+    let granted = running.hold("book", ms(6000)).await;
+    until(30_000).await;
+    drop(granted);
+    until(80_000).await;
+    assert_eq!(*running.disconnected_at.lock().unwrap(), [40_001]);
 }
 
 #[tokio::test(start_paused = true)]
