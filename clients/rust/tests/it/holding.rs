@@ -40,14 +40,14 @@ async fn a_lock_is_acquired_and_released() {
 async fn what_is_released_is_not_lost() {
     let server = Server::start();
     let lockkeeper = open(&server);
-    let released = hold(&lockkeeper, "released", ms(600)).await;
-    let left = hold(&lockkeeper, "left", ms(600)).await;
+    let released = hold(&lockkeeper, "released", ms(1500)).await;
+    let left = hold(&lockkeeper, "left", ms(1500)).await;
     let (lost, also) = (released.lost(), left.lost());
     assert_eq!(released.release().await, Ok(Released::Yes));
     left.leave();
     // The end of both ttls passes.
     let lost = async { tokio::select!(lost = lost => lost, lost = also => lost) };
-    let lost = tokio::time::timeout(ms(700), lost).await;
+    let lost = tokio::time::timeout(ms(1600), lost).await;
     assert!(lost.is_err(), "{lost:?}");
 }
 
@@ -71,7 +71,7 @@ fn blocking_code_locks_without_a_runtime() {
     let lockkeeper = open(&server);
     let held = lockkeeper
         .acquire("book")
-        .ttl(ms(600))
+        .ttl(ms(1500))
         .blocking()
         .unwrap()
         .unwrap();
@@ -106,7 +106,7 @@ fn blocking_code_runs_a_body_under_a_lock() {
     assert!(matches!(ran, Ok(Ran::Done(1..))), "{ran:?}");
     assert_eq!(ask!(server.connect(), "EXISTS", "book"), testkit::NO);
 
-    let ran = lockkeeper.acquire("book").ttl(ms(900)).blocking_run(|_| {
+    let ran = lockkeeper.acquire("book").ttl(ms(3000)).blocking_run(|_| {
         assert_eq!(ask!(server.connect(), "DEL", "book"), testkit::YES);
         "done"
     });
@@ -125,7 +125,7 @@ struct Failure;
 async fn what_the_body_returns_wins_over_the_error_of_the_release() {
     let mut server = Server::start();
     let lockkeeper = open(&server);
-    let asked = lockkeeper.acquire("book").ttl(ms(600));
+    let asked = lockkeeper.acquire("book").ttl(ms(1500));
     let ran = asked.run(async |_| -> Result<(), Failure> {
         server.kill9();
         Err(Failure)
@@ -137,7 +137,7 @@ async fn what_the_body_returns_wins_over_the_error_of_the_release() {
     assert!(matches!(soon(ran).await, Err(Error::Unreachable(_))));
 
     server.start_again();
-    let ran = lockkeeper.acquire("book").ttl(ms(600)).run(async |_| {
+    let ran = lockkeeper.acquire("book").ttl(ms(1500)).run(async |_| {
         server.kill9();
         7
     });

@@ -26,7 +26,7 @@ async fn acquire(lockkeeper: &Lockkeeper, key: &str) -> Result<bool, Error> {
 
 /// Held, renewed and released: the whole way works.
 async fn works(server: &Server, lockkeeper: &Lockkeeper) {
-    let held = hold(lockkeeper, "book", ms(600)).await;
+    let held = hold(lockkeeper, "book", ms(3000)).await;
     let renewals = calls(server, "lock.renew");
     eventually("it is renewed", || calls(server, "lock.renew") > renewals);
     assert_eq!(held.release().await, Ok(Released::Yes));
@@ -70,7 +70,7 @@ async fn a_user_and_a_password_give_the_rights_of_that_user_and_no_more() {
     );
     assert!(refused(acquire(&open(&server), "book").await).starts_with("NOAUTH "));
     let url = format!("redis://:open%20sesame@127.0.0.1:{}/", server.port());
-    let _held = hold(&Lockkeeper::open(url).unwrap(), "book", ms(600)).await;
+    let _held = hold(&Lockkeeper::open(url).unwrap(), "book", ms(3000)).await;
 }
 
 #[tokio::test]
