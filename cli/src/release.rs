@@ -1,12 +1,9 @@
 //! `lockkeeper release`: in the name of a holder that is known to be dead.
 
-use lockkeeper::{Lockkeeper, Released, printable};
+use lockkeeper::{Lockkeeper, MAX_OWNER, Released, printable};
 
 use crate::exit::{CONFLICT, Exit, UNAVAILABLE};
 use crate::info;
-
-/// The longest owner that the module takes, in bytes: see `docs/commands/lock.release.md`.
-const MAX_OWNER: usize = 512;
 
 pub async fn run(lockkeeper: Lockkeeper, key: &[u8]) -> Result<Exit, Exit> {
     let name = printable(key);

@@ -193,4 +193,4 @@ pub use held::Held;
 pub use lease::{Lost, Released, Renewed, Reply};
 pub use lockkeeper::{CloseOnDrop, Lockkeeper};
 pub use printable::printable;
-pub use wire::{Info, Waiter};
+pub use wire::{Info, MAX_OWNER, Waiter};

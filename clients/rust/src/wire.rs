@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::lease::{Lost, Reply};
 
 /// The longest owner that the module takes, in bytes: see `docs/commands/lock.acquire.md`.
-pub(crate) const MAX_OWNER: usize = 512;
+pub const MAX_OWNER: usize = 512;
 
 /// The longest ttl and the longest WAIT that the module takes, see `docs/commands/lock.acquire.md`:
 /// 2^53 - 1 ms, up to which a double, and so every language, counts exactly.
