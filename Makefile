@@ -44,15 +44,16 @@ $(MODULE) $(COMMAND):
 test: build test-needs .venv/ready conformance-needs ## run all tests, on the redis-server in SERVER if it is set
 	@rm -f $(TARGET)/left-out.txt
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test --workspace --no-fail-fast; \
-		status=$$?; $(MAKE) test-python-quick || status=1; tests/print-left-out; exit $$status
+		status=$$?; $(MAKE) test-python-quick || status=1; $(MAKE) test-go-quick || status=1; \
+		tests/print-left-out; exit $$status
 
 .PHONY: test-conformance conformance-needs
 
 test-conformance: build test-needs conformance-needs ## run the scenarios of clients/CONTRACT.md for the helpers of all languages
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test -p lockkeeper-conformance --no-fail-fast
 
-# The client libraries through which the Python helper is tried there.
-conformance-needs: $(TARGET)/conformance/redis/ready $(TARGET)/conformance/valkey/ready
+# The client libraries through which the Python helper is tried there, and the agent of the Go helper.
+conformance-needs: $(TARGET)/conformance/redis/ready $(TARGET)/conformance/valkey/ready $(TARGET)/conformance/go/agent
 
 $(TARGET)/conformance/%/ready: clients/conformance/requirements/%.txt | test-needs
 	python3 -m venv $(@D)
@@ -88,17 +89,34 @@ python-needs: $(MODULE) $(if $(SERVER),,server-needs)
 $(VALKEY):
 	tests/servers/fetch valkey-8.1
 
-.PHONY: test-go
+.PHONY: test-go test-go-quick $(TARGET)/conformance/go/agent
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
+GO_VERSION := $(shell sed -n 's/^go //p' clients/go/go.mod)
 
-test-go: $(MODULE) $(if $(SERVER),,server-needs) ## test the Go helper with the race detector; SHORT=1
+# $(call where-go,THEN): does THEN where Go is here. Where it is not the scenarios of its helper are left out, and say so;
+# but not where every change is tested, which sets CI.
+define where-go
+	@if found=$$(cd clients/go && go env GOVERSION 2>/dev/null) && \
+		printf 'go%s\n' $(GO_VERSION) "$${found#go}" | sort --check=quiet --version-sort; then $(1); \
+	elif [ "$$CI" ]; then echo 'Install Go $(GO_VERSION) or later: https://go.dev/dl' >&2; exit 1; fi
+endef
+
+# Built every time: Go knows what has changed.
+$(TARGET)/conformance/go/agent:
+	@rm -f $@
+	$(call where-go,cd clients/go && go build -o '$(abspath $@)' ./cmd/agent)
+
+test-go-quick: $(MODULE) $(if $(SERVER),,server-needs) ## test the Go helper without what takes long, where Go is here; a part of `make test`
+	$(call where-go,$(MAKE) test-go QUICK=1)
+
+test-go: $(MODULE) $(if $(SERVER),,server-needs) ## test the Go helper with the race detector, its format and lints
 	$(call need,command -v go,golang-go)
 	$(call need,command -v openssl,openssl)
 	for module in clients/go clients/go/adapters; do \
 		(cd $$module && test -z "$$(gofmt -l .)" && go vet ./... && go run $(STATICCHECK) ./... && \
 		$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') LOCKKEEPER_MODULE='$(abspath $(MODULE))' \
-		go test -race $(if $(SHORT),-short) ./...) || exit; \
+		go test -race $(if $(QUICK),-short) ./...) || exit; \
 	done
 
 .PHONY: chaos

@@ -16,6 +16,7 @@ fn agents() -> Vec<Kind> {
         python("python", "redis"),
         python("python-asyncio", "redis").arg("--asyncio"),
         python("python-valkey", "valkey"),
+        Kind::new("go", testkit::target().join("conformance/go/agent")),
     ]
 }
 
@@ -36,19 +37,24 @@ fn main() {
         let can = kind.is_here().then(|| kind.start().can());
         for scenario in scenarios::ALL {
             let kind = kind.clone();
+            let name = format!("{}::{}", kind.name, scenario.name);
+            let mut note = name.clone();
             let left_out = match &can {
-                None => Some(format!(
-                    "no {}: run `make conformance-needs`",
-                    kind.program().display()
-                )),
+                None => {
+                    // One note for all of them.
+                    kind.name.clone_into(&mut note);
+                    Some(format!(
+                        "no {}: run `make conformance-needs`",
+                        kind.program().display()
+                    ))
+                }
                 Some(can) => {
                     let lacks = |need: &&&str| !can.iter().any(|word| word == **need);
                     let lacks = scenario.needs.iter().find(lacks);
                     lacks.map(|need| format!("the agent cannot {need}"))
                 }
             };
-            let name = format!("{}::{}", kind.name, scenario.name);
-            trials.push(Trial::ignorable_test(name.clone(), move || {
+            trials.push(Trial::ignorable_test(name, move || {
                 let done = match left_out {
                     None => (scenario.run)(&kind).map_err(str::to_owned),
                     Some(why) => Err(why),
@@ -56,7 +62,7 @@ fn main() {
                 Ok(match done {
                     Ok(()) => Completion::Completed,
                     Err(why) => {
-                        testkit::skip(&format!("{name}: {why}"));
+                        testkit::skip(&format!("{note}: {why}"));
                         Completion::ignored_with(why)
                     }
                 })
