@@ -140,19 +140,26 @@ impl Agent {
     /// The first line for which this is true, now or soon.
     #[track_caller]
     pub fn line(&self, what: &str, is_it: impl Fn(&Value) -> bool) -> Value {
+        let line = self.line_unless_it_ends(what, is_it);
+        line.unwrap_or_else(|| panic!("the agent ended without saying {what}"))
+    }
+
+    #[track_caller]
+    fn line_unless_it_ends(&self, what: &str, is_it: impl Fn(&Value) -> bool) -> Option<Value> {
         let (mut lines, mut seen) = (self.said.lines.lock().unwrap(), 0);
         let deadline = Instant::now() + PATIENCE * 2;
         loop {
             if let Some(line) = lines.0[seen..].iter().find(|line| is_it(line)) {
-                return line.clone();
+                return Some(line.clone());
+            }
+            if lines.1 {
+                return None;
             }
             seen = lines.0.len();
             let left = deadline.saturating_duration_since(Instant::now());
-            let ended = lines.1;
-            if ended || left.is_zero() {
+            if left.is_zero() {
                 drop(lines);
-                let goes = if ended { "ended" } else { "goes on" };
-                panic!("the agent {goes} without saying {what}");
+                panic!("the agent goes on without saying {what}");
             }
             lines = self.said.changed.wait_timeout(lines, left).unwrap().0;
         }
@@ -276,8 +283,16 @@ pub struct Pending<'a> {
 impl<'a> Pending<'a> {
     #[track_caller]
     pub fn answer(self) -> Answer {
+        let answer = self.answer_unless_it_ends();
+        answer.unwrap_or_else(|| panic!("the agent ended without an answer to {}", self.id))
+    }
+
+    /// Of an agent that may be killed meanwhile.
+    #[track_caller]
+    pub fn answer_unless_it_ends(self) -> Option<Answer> {
         let what = format!("what became of message {}", self.id);
-        Answer(self.agent.line(&what, |line| line["re"] == self.id))
+        let is_it = |line: &Value| line["re"] == self.id;
+        self.agent.line_unless_it_ends(&what, is_it).map(Answer)
     }
 
     pub fn is_answered(self) -> bool {

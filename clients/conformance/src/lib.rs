@@ -5,4 +5,5 @@
 //! promises are in clients/CONTRACT.md, what an agent is told in AGENTS.md.
 
 pub mod agent;
+pub mod agents;
 pub mod scenarios;

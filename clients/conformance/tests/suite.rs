@@ -4,36 +4,17 @@
 use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Completion, Trial};
-use lockkeeper_conformance::agent::Kind;
-use lockkeeper_conformance::scenarios;
+use lockkeeper_conformance::{agents, scenarios};
 
 /// How many scenarios run at a time: most of the time they wait.
 const AT_A_TIME: usize = 6;
-
-fn agents() -> Vec<Kind> {
-    vec![
-        Kind::new("rust", env!("CARGO_BIN_EXE_agent-rust")),
-        python("python", "redis"),
-        python("python-asyncio", "redis").arg("--asyncio"),
-        python("python-valkey", "valkey"),
-        Kind::new("go", testkit::target().join("conformance/go/agent")),
-    ]
-}
-
-/// In the environment that the Makefile makes, with the helper as it is in this folder.
-fn python(name: &'static str, library: &str) -> Kind {
-    let environment = testkit::target().join("conformance").join(library);
-    let helper = testkit::root().join("clients/python");
-    Kind::new(name, environment.join("bin/python"))
-        .arg(helper.join("agent.py").display().to_string())
-        .env("PYTHONPATH", helper.join("src"))
-}
 
 fn main() {
     let mut args = Arguments::from_args();
     args.test_threads = args.test_threads.or(Some(AT_A_TIME));
     let mut trials = Vec::new();
-    for kind in agents().into_iter().map(Arc::new) {
+    let kinds = agents::all(env!("CARGO_BIN_EXE_agent-rust"));
+    for kind in kinds.into_iter().map(Arc::new) {
         let can = kind.is_here().then(|| kind.start().can());
         for scenario in scenarios::ALL {
             let kind = kind.clone();
