@@ -168,7 +168,9 @@ impl Client for Raw {
             Ok(Value::Int(fence)) => Outcome::Fence(fence.try_into().unwrap()),
             Ok(Value::Nil) => Outcome::No,
             Ok(other) => panic!("not a reply of ours: {other:?}"),
-            Err(error) if error.is_timeout() && patience > request.wait => Outcome::Silence,
+            Err(error) if error.is_timeout() && patience >= request.wait + SILENCE => {
+                Outcome::Silence
+            }
             Err(error) => Outcome::Failed(error.to_string()),
         }
     }
