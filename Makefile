@@ -121,9 +121,10 @@ test-go: $(MODULE) $(if $(SERVER),,server-needs) ## test the Go helper with the 
 
 .PHONY: chaos
 
-chaos: build $(if $(SERVER),,server-needs) ## check what owners observe while servers fail; SEED=1, MINUTES=0 (one turn of 20 rounds), ONLY=cluster
+chaos: build conformance-needs $(if $(SERVER),,server-needs) ## check what owners observe while servers fail; SEED=1, MINUTES=0 (one turn of 20 rounds), ONLY=cluster, HISTORY=folder
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') CHAOS_SEED='$(or $(SEED),1)' CHAOS_MINUTES='$(or $(MINUTES),0)' \
-		CHAOS_ONLY='$(ONLY)' cargo test --test chaos -- --ignored --exact rounds --nocapture
+		CHAOS_ONLY='$(ONLY)' $(if $(HISTORY),CHAOS_HISTORY='$(abspath $(HISTORY))') \
+		cargo test --workspace --test chaos -- --ignored --exact rounds --nocapture
 
 .PHONY: bench bench-check
 

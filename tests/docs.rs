@@ -240,6 +240,7 @@ fn for_every_guarantee_there_is_a_test_of_the_name_it_gives() {
             let file = format!("{}.rs", module.replace("::", "/"));
             let defined = [
                 "tests",
+                "tests/chaos",
                 "tests/it",
                 "clients/rust/tests",
                 "clients/rust/tests/it",

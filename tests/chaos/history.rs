@@ -1,6 +1,6 @@
 //! What happened in a run, as those who asked saw it: the input of the checker.
 
-/// Microseconds since the run began, by a clock that nobody can step.
+/// Microseconds since the run began, by a clock that nobody can step and that all processes share.
 pub type Us = u64;
 
 /// One question, and what became of it.
@@ -8,6 +8,8 @@ pub type Us = u64;
 pub struct Event {
     /// One acquire and its retries, what follows it, and the release: one owner.
     pub tenure: u64,
+    /// Who it works through: `raw`, or the name of an agent.
+    pub by: &'static str,
     pub key: usize,
     pub did: Did,
     pub asked: Us,
@@ -50,7 +52,7 @@ pub enum Answer {
     Failed(String),
 }
 
-/// Something done to the servers, from its beginning until all is well again.
+/// Something done to servers or agents, from its beginning until all is well again.
 #[derive(Clone, Debug)]
 pub struct Fault {
     pub what: &'static str,

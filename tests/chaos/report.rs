@@ -13,6 +13,8 @@ pub struct Report {
     seed: u64,
     questions: usize,
     failed: usize,
+    /// How many grants there were, by who worked for them.
+    grants: BTreeMap<&'static str, usize>,
     faults: BTreeMap<&'static str, usize>,
     pub verdict: Verdict,
     /// All that its owners did, and the faults, around the first violation.
@@ -27,6 +29,14 @@ impl Report {
         for fault in &history.faults {
             *faults.entry(fault.what).or_default() += 1;
         }
+        let mut grants = BTreeMap::new();
+        for event in &history.events {
+            if matches!(event.did, Did::Acquire { .. })
+                && matches!(event.answer, Some((_, Answer::Held { .. })))
+            {
+                *grants.entry(event.by).or_default() += 1;
+            }
+        }
         let first = verdict.violations.first();
         let around = first.map(|first| around(first, history));
         let faults_around = first.map(|first| faults_around(first, history));
@@ -40,6 +50,7 @@ impl Report {
                 .filter(|event| event.did != Did::Check)
                 .count(),
             failed: history.events.iter().filter(failed).count(),
+            grants,
             faults,
             verdict,
             around: around.unwrap_or_default(),
@@ -79,7 +90,11 @@ impl fmt::Display for Report {
             "  {sections} critical sections, {safe} of them acknowledged by a replica; {} questions, {} failed",
             self.questions, self.failed
         )?;
-        writeln!(out, "  faults: {:?}", self.faults)?;
+        writeln!(
+            out,
+            "  grants: {:?}; faults: {:?}",
+            self.grants, self.faults
+        )?;
         write!(
             out,
             "  violations: {}; lost by a fault: {}; shortened by a clock: {}",

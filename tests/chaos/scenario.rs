@@ -1,15 +1,21 @@
 //! The scenarios: real servers, owners at work, and the faults injected meanwhile.
+//!
+//! Some owners send the commands as they are, others work in crews, through the helpers of all languages.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::Lockkeeper;
+use lockkeeper_conformance::agent::{Kind, Place};
+use lockkeeper_conformance::agents;
+use serde_json::{Value, json};
 
 use super::client::{Client, Endpoint, Raw};
+use super::crew::Crew;
 use super::history::History;
 use super::nodes::Nodes;
-use super::sentinels::Sentinels;
-use super::worker::{self, Run};
+use super::run::Run;
+use super::sentinels::{MASTER, Sentinels};
+use super::worker;
 use testkit::{OK, Server, Setup, ask, eventually, info};
 
 const NOTHING: Duration = Duration::ZERO;
@@ -18,11 +24,12 @@ const NOTHING: Duration = Duration::ZERO;
 /// long.
 const SETTLED: Duration = Duration::from_millis(1200);
 
-/// Runs `raw` clients and `helpers` through `lockkeeper` while `disturb` injects faults.
+/// Runs `raw` clients, and for each of `safe` an owner in every crew, while `disturb` injects faults.
 pub fn run<C: Client>(
     run: Run,
     raw: Vec<C>,
-    helpers: Option<(&Lockkeeper, &[bool])>,
+    crews: &[Crew],
+    safe: &[bool],
     disturb: impl FnOnce(&Run),
 ) -> History {
     thread::scope(|threads| {
@@ -32,11 +39,12 @@ pub fn run<C: Client>(
         for (number, client) in raw.into_iter().enumerate() {
             threads.spawn(move || worker::raw(run, number as u64, client));
         }
-        if let Some((lockkeeper, safe)) = helpers {
-            for (number, safe) in safe.iter().enumerate() {
-                let number = 1000 + number as u64;
-                threads.spawn(move || worker::helper(run, number, lockkeeper, *safe));
-            }
+        let owners = crews
+            .iter()
+            .flat_map(|crew| safe.iter().map(move |safe| (crew, *safe)));
+        for (number, (crew, safe)) in owners.enumerate() {
+            let number = 1000 + number as u64;
+            threads.spawn(move || crew.work(run, number, safe));
         }
         disturb(run);
     });
@@ -49,6 +57,25 @@ impl Drop for StopAtEnd<'_> {
     fn drop(&mut self) {
         self.0.stop();
     }
+}
+
+/// A crew for each language that is here.
+fn crews(place: &Value) -> Vec<Crew> {
+    let here = kinds().into_iter().filter(|kind| {
+        let is_here = kind.is_here();
+        if !is_here {
+            testkit::skip(&format!(
+                "no crew of {}: run `make conformance-needs`",
+                kind.name
+            ));
+        }
+        is_here
+    });
+    here.map(|kind| Crew::new(kind, place.clone())).collect()
+}
+
+pub fn kinds() -> Vec<Kind> {
+    agents::all(env!("CARGO_BIN_EXE_agent-rust"))
 }
 
 pub fn raws(number: usize, endpoint: &Endpoint) -> Vec<Raw> {
@@ -78,16 +105,70 @@ pub fn restarts(seed: u64, rounds: usize, durability: Durability) -> History {
         Durability::Snapshots => &["--save", "1 1"],
     });
     let loses = durability != Durability::Always;
-    let lockkeeper = Lockkeeper::open(server.url()).unwrap();
+    let crews = crews(&server.place());
     let endpoint = Endpoint::at(server.url());
     let shared = Run::new(seed, 3, Duration::from_millis(500));
-    let helpers = Some((&lockkeeper, &[false; 3][..]));
-    run(shared, raws(7, &endpoint), helpers, |run| {
+    run(shared, raws(5, &endpoint), &crews, &[false], |run| {
         for _ in 0..rounds {
             load(run, 30);
             run.fault("kill -9 and restart", loses, NOTHING, || {
                 server.kill9();
                 server.start_again();
+            });
+        }
+        load(run, 30);
+    })
+}
+
+/// Server and agents are paused, some of them past the end of every lease, and killed.
+pub fn mixed_crews(seed: u64, rounds: usize) -> History {
+    let always = ["--appendonly", "yes", "--appendfsync", "always"];
+    let mut server = Server::with(&always);
+    let crews = crews(&server.place());
+    let endpoint = Endpoint::at(server.url());
+    let shared = Run::new(seed, 3, Duration::from_millis(1500));
+    let mut random = shared.random(500);
+    run(shared, raws(2, &endpoint), &crews, &[false; 2], |run| {
+        let longest = run.ttl.as_millis() as u64 * 5 / 4;
+        for _ in 0..rounds {
+            for fault in 0..4 {
+                load(run, 20);
+                let span = Duration::from_millis(random.u64(1..longest));
+                let crew = &crews[random.usize(..crews.len())];
+                match fault {
+                    0 => run.fault("server killed and restarted", false, NOTHING, || {
+                        server.kill9();
+                        server.start_again();
+                    }),
+                    1 => run.fault("server paused", false, NOTHING, || pause(&server, span)),
+                    2 => run.fault("agent paused", false, NOTHING, || crew.pause(span)),
+                    _ => run.fault("agent killed and replaced", false, NOTHING, || {
+                        crew.replace()
+                    }),
+                }
+            }
+        }
+        load(run, 30);
+    })
+}
+
+fn pause(server: &Server, span: Duration) {
+    server.signal("STOP");
+    thread::sleep(span);
+    server.signal("CONT");
+}
+
+/// A crew of one kind, which is paused past the end of its leases.
+pub fn stopped(seed: u64, rounds: usize, kind: Kind) -> History {
+    let server = Server::start();
+    let crew = [Crew::new(kind, server.place())];
+    let endpoint = Endpoint::at(server.url());
+    let shared = Run::new(seed, 1, Duration::from_millis(500));
+    run(shared, raws(2, &endpoint), &crew, &[false; 2], |run| {
+        for _ in 0..rounds {
+            load(run, 5);
+            run.fault("agent paused", false, NOTHING, || {
+                crew[0].pause(run.ttl * 5 / 4)
             });
         }
         load(run, 30);
@@ -100,12 +181,12 @@ pub fn failovers(seed: u64, rounds: usize) -> History {
     let skew = Duration::from_millis(500);
     let (mut master, mut replica) = pair(-500);
     let sentinels = Sentinels::watching(&master);
-    let lockkeeper = Lockkeeper::open(sentinels.url()).unwrap();
+    let place = json!({"kind": "sentinel", "addresses": sentinels.hosts, "master": MASTER});
+    let crews = crews(&place);
     let endpoint = Endpoint::Sentinels(sentinels.hosts.clone());
     // A lease outlasts the failover.
     let shared = Run::new(seed, 8, Duration::from_millis(4000));
-    let helpers = Some((&lockkeeper, &[false, false, true, true][..]));
-    run(shared, raws(6, &endpoint), helpers, |run| {
+    run(shared, raws(4, &endpoint), &crews, &[false, true], |run| {
         for _ in 0..rounds {
             load(run, 40);
             // On a machine so busy that a living one seemed dead, this run tells nothing.
@@ -131,7 +212,7 @@ pub fn planned(seed: u64, rounds: usize) -> History {
     let (mut master, mut replica) = pair(-500);
     let endpoint = Endpoint::Either(vec![master.url(), replica.url()]);
     let shared = Run::new(seed, 4, Duration::from_millis(1000));
-    run(shared, raws(8, &endpoint), None, |run| {
+    run(shared, raws(8, &endpoint), &[], &[], |run| {
         for _ in 0..rounds {
             load(run, 40);
             run.fault("FAILOVER", false, skew, || {
@@ -155,7 +236,7 @@ pub fn lossy_promotion<C: Client>(seed: u64, client: impl Fn(Endpoint) -> C) -> 
         .map(|_| client(Endpoint::At(address.clone())))
         .collect();
     let shared = Run::new(seed, 2, Duration::from_millis(500));
-    run(shared, clients, None, |run| {
+    run(shared, clients, &[], &[], |run| {
         load(run, 30);
         run.fault("promotion of a replica that lagged", true, NOTHING, || {
             assert_eq!(ask!(replica.connect(), "REPLICAOF", "NO", "ONE"), OK);
@@ -178,7 +259,7 @@ pub fn quiet<C: Client>(
     let endpoint = Endpoint::at(server.url());
     let clients = (0..8).map(|_| client(endpoint.clone())).collect();
     let shared = Run::new(seed, 2, Duration::from_millis(200));
-    run(shared, clients, None, |run| load(run, sections))
+    run(shared, clients, &[], &[], |run| load(run, sections))
 }
 
 /// A cluster: a slot moves back and forth, and a master is killed and replaced by its replica.
@@ -190,12 +271,11 @@ pub fn cluster(seed: u64, rounds: usize) -> History {
         .iter()
         .map(|url| url["redis://".len()..].trim_end_matches('/'))
         .collect();
-    let lockkeeper = Lockkeeper::open(format!("redis+cluster://{}", hosts.join(","))).unwrap();
+    let crews = crews(&json!({"kind": "cluster", "addresses": hosts}));
     let endpoint = Endpoint::Cluster(urls.clone());
     let shared = Run::new(seed, 5, Duration::from_millis(1500));
-    let helpers = Some((&lockkeeper, &[false; 4][..]));
     let mut random = shared.random(500);
-    run(shared, raws(5, &endpoint), helpers, |run| {
+    run(shared, raws(4, &endpoint), &crews, &[false], |run| {
         for _ in 0..rounds {
             for _ in 0..2 {
                 load(run, 30);

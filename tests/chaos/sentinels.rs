@@ -86,10 +86,6 @@ impl Sentinels {
             });
         }
     }
-
-    pub fn url(&self) -> String {
-        format!("redis+sentinel://{}/{MASTER}", self.hosts.join(","))
-    }
 }
 
 type About = Vec<Vec<(String, String)>>;

@@ -12,6 +12,7 @@ impl Owner {
     fn event(&self, did: Did, asked: Us, answered: Us, answer: Answer) -> Event {
         Event {
             tenure: self.0,
+            by: "raw",
             key: 0,
             did,
             asked: asked * MS,

@@ -2,37 +2,51 @@
 //!
 //! `make test` runs a short one, and shows that the checker finds faults that are planted;
 //! `make chaos SEED=… MINUTES=…` runs rounds of all. By its seed a run has the same owners doing the
-//! same operations in the same order; how they interleave is up to the machine.
+//! same operations in the same order; how they interleave is up to the machine. With CHAOS_HISTORY=FOLDER every
+//! history is written there, for another judge.
 
-mod chaos {
-    pub mod checker;
-    pub mod client;
-    pub mod faulty;
-    pub mod history;
-    pub mod nodes;
-    pub mod report;
-    pub mod scenario;
-    pub mod sentinels;
-    pub mod storage;
-    pub mod worker;
-}
+mod checker;
+mod client;
+mod crew;
+mod faulty;
+mod history;
+mod nodes;
+mod recording;
+mod report;
+mod run;
+mod scenario;
+mod sentinels;
+mod storage;
+mod worker;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use chaos::checker::{Kind, check};
-use chaos::client::Raw;
-use chaos::faulty::{CountsInRedis, GivesTwice, ReleasesWhatItFinds, Unconfirmed};
-use chaos::history::History;
-use chaos::report::Report;
-use chaos::scenario::{self, Durability};
+use checker::{Kind, check};
+use client::Raw;
+use faulty::{CountsInRedis, GivesTwice, ReleasesWhatItFinds, Unconfirmed};
+use history::History;
+use lockkeeper_conformance::agent;
+use report::Report;
+use scenario::Durability;
 use testkit::{Server, Setup, YES, ask, setting};
 
 const ROUNDS: usize = 20;
 
-#[track_caller]
-fn assert_no_violation(name: &str, seed: u64, history: &History) {
+/// Judged, printed, and written down if that is asked for.
+fn report(name: &str, seed: u64, history: &History) -> Report {
+    let folder: PathBuf = setting("CHAOS_HISTORY", PathBuf::new());
+    if folder != PathBuf::new() {
+        recording::write(&folder, name, seed, history);
+    }
     let report = Report::of(name, seed, history);
     println!("{report}");
+    report
+}
+
+#[track_caller]
+fn assert_no_violation(name: &str, seed: u64, history: &History) {
+    let report = report(name, seed, history);
     assert!(report.verdict.violations.is_empty(), "{report}");
     assert!(report.verdict.sections > 50, "or this tests nothing");
 }
@@ -41,8 +55,7 @@ fn assert_no_violation(name: &str, seed: u64, history: &History) {
 #[track_caller]
 fn assert_found_in_one_of_five_runs(kinds: &[Kind], name: &str, run: impl Fn(u64) -> History) {
     let found = (1..=5).any(|seed| {
-        let report = Report::of(name, seed, &run(seed));
-        println!("{report}");
+        let report = report(name, seed, &run(seed));
         kinds.iter().all(|kind| report.verdict.found(*kind))
     });
     assert!(found, "{kinds:?} in none of these");
@@ -54,6 +67,14 @@ fn nothing_is_lost_over_kills_and_restarts() {
     let verdict = check(&history);
     assert!(verdict.lost.is_empty(), "{:?}", verdict.lost);
     assert_no_violation("kill -9, appendfsync always", 1, &history);
+}
+
+#[test]
+fn nothing_is_lost_while_servers_and_agents_are_paused_and_killed() {
+    let history = scenario::mixed_crews(1, 2);
+    let verdict = check(&history);
+    assert!(verdict.lost.is_empty(), "{:?}", verdict.lost);
+    assert_no_violation("mixed crews", 1, &history);
 }
 
 #[test]
@@ -106,6 +127,18 @@ fn a_lost_wake_up_is_found_in_one_of_five_runs() {
     });
 }
 
+#[test]
+fn an_agent_that_believes_its_watchdog_is_found_in_one_of_five_runs() {
+    let faulty = || agent::Kind::new("faulty", env!("CARGO_BIN_EXE_agent-faulty"));
+    let kinds = [Kind::TwoOwners];
+    assert_found_in_one_of_five_runs(&kinds, "planted: a watchdog that is believed", |seed| {
+        scenario::stopped(seed, 5, faulty().arg("believes-its-watchdog"))
+    });
+
+    let without = scenario::stopped(1, 5, faulty());
+    assert_no_violation("the same agent without the fault", 1, &without);
+}
+
 /// `make chaos`: all of it, until the time is up; a seed for each turn.
 #[test]
 #[ignore = "takes minutes: make chaos"]
@@ -119,8 +152,7 @@ fn rounds() {
     loop {
         for (name, run) in SCENARIOS {
             if name.contains(&only) {
-                let report = Report::of(name, seed, &run(seed));
-                println!("{report}");
+                let report = report(name, seed, &run(seed));
                 failed |= !report.verdict.violations.is_empty();
             }
         }
@@ -144,6 +176,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("kill -9, snapshots only", |seed| {
         scenario::restarts(seed, ROUNDS, Durability::Snapshots)
     }),
+    (
+        "mixed crews, servers and agents paused and killed",
+        |seed| scenario::mixed_crews(seed, ROUNDS),
+    ),
     ("sentinels, master killed, a clock 500 ms behind", |seed| {
         scenario::failovers(seed, ROUNDS)
     }),
