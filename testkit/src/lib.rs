@@ -7,6 +7,7 @@ pub mod client;
 pub mod cluster;
 pub mod connection;
 pub mod proxy;
+pub mod sentinels;
 pub mod stream;
 pub mod tls;
 pub mod waiting;

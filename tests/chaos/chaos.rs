@@ -15,7 +15,6 @@ mod recording;
 mod report;
 mod run;
 mod scenario;
-mod sentinels;
 mod storage;
 mod worker;
 

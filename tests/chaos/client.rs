@@ -70,7 +70,7 @@ impl Endpoint {
                     let mut sentinel = connect(&format!("redis://{host}/")).ok()?;
                     let mut ask = redis::cmd("SENTINEL");
                     ask.arg("GET-MASTER-ADDR-BY-NAME")
-                        .arg(super::sentinels::MASTER);
+                        .arg(testkit::sentinels::MASTER);
                     ask.query::<(String, u16)>(&mut sentinel).ok()
                 });
                 let (host, port) = answers.next().ok_or_else(nobody)?;

@@ -2,8 +2,8 @@
 
 use redis::Connection;
 
-use super::sentinels::free_port;
 use testkit::cluster::{self, epoch_of, node_id, slot_of};
+use testkit::sentinels::free_port;
 use testkit::{OK, Server, Setup, ask, eventually};
 
 const TIMEOUT_MS: &str = "1000";

@@ -14,8 +14,8 @@ use super::crew::Crew;
 use super::history::History;
 use super::nodes::Nodes;
 use super::run::Run;
-use super::sentinels::{MASTER, Sentinels};
 use super::worker;
+use testkit::sentinels::{MASTER, Sentinels};
 use testkit::{OK, Server, Setup, ask, eventually, info};
 
 const NOTHING: Duration = Duration::ZERO;

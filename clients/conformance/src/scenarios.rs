@@ -12,6 +12,7 @@ mod cancelling;
 mod faults;
 mod leases;
 mod processes;
+mod refusals;
 mod releasing;
 mod servers;
 mod waiting;
@@ -139,11 +140,19 @@ scenarios! {
         a_program_that_ends_releases_what_it_holds,
         a_killed_holder_blocks_others_for_one_ttl_and_no_longer,
     }
+    refusals {
+        a_server_that_loads_its_data_is_waited_for,
+        a_server_busy_with_a_script_is_waited_for,
+        a_master_that_lacks_replicas_is_waited_for,
+        a_replica_that_has_lost_its_master_is_waited_for,
+        a_cluster_that_is_down_is_waited_for,
+    }
     servers {
         a_unix_socket_is_reached,
         a_user_a_database_and_either_protocol_are_used,
         tls_with_an_authority_of_our_own,
         a_lock_of_a_cluster_moves_with_its_slot,
+        a_lock_outlives_a_failover_by_sentinels,
         only_what_enough_replicas_acknowledged_counts,
     }
 }
@@ -194,6 +203,23 @@ fn eventually_waiting(server: &Server, key: &str, count: i64) {
 /// How often the server has carried out a command, by its lower-case name.
 fn calls(server: &Server, command: &str) -> u64 {
     testkit::client::calls(server, command)
+}
+
+/// How often the server has refused a command before it was carried out.
+fn rejected(server: &Server, command: &str) -> u64 {
+    let mut redis = server.connect();
+    let stats: String = redis::cmd("INFO")
+        .arg("commandstats")
+        .query(&mut redis)
+        .unwrap();
+    let line = stats
+        .lines()
+        .find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+    let number = line.and_then(|line| {
+        line.split(',')
+            .find_map(|field| field.strip_prefix("rejected_calls="))
+    });
+    number.map_or(0, |number| number.parse().unwrap())
 }
 
 fn renewals(server: &Server) -> u64 {

@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 use testkit::cluster::{Cluster, slot_of};
+use testkit::sentinels::{MASTER, Sentinels};
 use testkit::{OK, Server, ask, eventually, tls};
 
-use super::{Outcome, calls, eventually_renewed, exists, renewals};
+use super::{Outcome, calls, eventually_renewed, eventually_waiting, exists, renewals};
 use crate::agent::Kind;
 
 /// A lock is taken there, renewed, waited for and released.
@@ -91,7 +92,7 @@ pub fn a_lock_of_a_cluster_moves_with_its_slot(kind: &Kind) {
     let (first, second) = (first.unwrap(), second.unwrap());
     let (moving, staying) = (client.hold(&first, 5000), client.hold(&second, 5000));
     let waiting = client.wait_for(&first, 5000, 25_000);
-    super::eventually_waiting(&cluster.nodes[0], &first, 1);
+    eventually_waiting(&cluster.nodes[0], &first, 1);
     cluster.move_slot(slot_of(&mut redis, &first), 0, 1);
     let renewed = calls(&cluster.nodes[1], "lock.renew");
     eventually("both are renewed on the second node", || {
@@ -100,6 +101,27 @@ pub fn a_lock_of_a_cluster_moves_with_its_slot(kind: &Kind) {
     });
     assert_eq!(moving.release(), "yes");
     assert_eq!(staying.release(), "yes");
+    assert_eq!(waiting.held().release(), "yes");
+}
+
+pub fn a_lock_outlives_a_failover_by_sentinels(kind: &Kind) {
+    let (mut master, agent) = (Server::start(), kind.start());
+    let replica = Server::replica_of(&master);
+    let sentinels = Sentinels::watching(&master);
+    let place = json!({"kind": "sentinel", "addresses": sentinels.hosts, "master": MASTER});
+    let client = agent.open(&place);
+    // Longer than the sentinels take.
+    let held = client.hold("book", 12_000);
+    let waiting = client.wait_for("book", 12_000, 29_000);
+    eventually_waiting(&master, "book", 1);
+    eventually("the replica has the lock", || exists(&replica, "book"));
+    master.kill9();
+    eventually("it is renewed at the new master", || {
+        assert_eq!(held.times_lost(), 0);
+        renewals(&replica) > 0
+    });
+    eventually_waiting(&replica, "book", 1);
+    assert_eq!(held.release(), "yes");
     assert_eq!(waiting.held().release(), "yes");
 }
 

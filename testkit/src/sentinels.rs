@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-use testkit::{Server, eventually};
+use super::{Server, eventually};
 
 pub const MASTER: &str = "library";
 
