@@ -70,7 +70,7 @@ fn nothing_is_lost_over_kills_and_restarts() {
 
 #[test]
 fn nothing_is_lost_while_servers_and_agents_are_paused_and_killed() {
-    let history = scenario::mixed_crews(1, 2);
+    let history = scenario::mixed_crews(1, 8);
     let verdict = check(&history);
     assert!(verdict.lost.is_empty(), "{:?}", verdict.lost);
     assert_no_violation("mixed crews", 1, &history);

@@ -130,22 +130,20 @@ pub fn mixed_crews(seed: u64, rounds: usize) -> History {
     let mut random = shared.random(500);
     run(shared, raws(2, &endpoint), &crews, &[false; 2], |run| {
         let longest = run.ttl.as_millis() as u64 * 5 / 4;
-        for _ in 0..rounds {
-            for fault in 0..4 {
-                load(run, 20);
-                let span = Duration::from_millis(random.u64(1..longest));
-                let crew = &crews[random.usize(..crews.len())];
-                match fault {
-                    0 => run.fault("server killed and restarted", false, NOTHING, || {
-                        server.kill9();
-                        server.start_again();
-                    }),
-                    1 => run.fault("server paused", false, NOTHING, || pause(&server, span)),
-                    2 => run.fault("agent paused", false, NOTHING, || crew.pause(span)),
-                    _ => run.fault("agent killed and replaced", false, NOTHING, || {
-                        crew.replace()
-                    }),
-                }
+        for round in 0..rounds {
+            load(run, 20);
+            let span = Duration::from_millis(random.u64(1..longest));
+            let crew = &crews[random.usize(..crews.len())];
+            match round % 4 {
+                0 => run.fault("server killed and restarted", false, NOTHING, || {
+                    server.kill9();
+                    server.start_again();
+                }),
+                1 => run.fault("server paused", false, NOTHING, || pause(&server, span)),
+                2 => run.fault("agent paused", false, NOTHING, || crew.pause(span)),
+                _ => run.fault("agent killed and replaced", false, NOTHING, || {
+                    crew.replace()
+                }),
             }
         }
         load(run, 30);
