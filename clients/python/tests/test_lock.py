@@ -403,6 +403,20 @@ def test_interrupted_at_any_moment_it_leaves_neither_lock_nor_place(client):
     eventually(lambda: held.info().waiters == 0, "no place is left")
 
 
+def test_a_watchdog_whose_start_was_interrupted_is_started_anew(server, client, monkeypatch):
+    def interrupted(thread):
+        raise Interrupted
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(threading.Thread, "start", interrupted)
+        Lock(client, "book").acquire()
+    assert not client.exists("book")
+    lock = Lock(client, "book", timeout=1)
+    lock.acquire()
+    eventually(lambda: server.calls().get("lock.renew", 0) > 0, "it is renewed")
+    lock.release()
+
+
 def test_an_exception_thrown_into_a_waiting_thread_ends_the_wait(client):
     import ctypes
 

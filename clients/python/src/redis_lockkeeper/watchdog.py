@@ -238,16 +238,17 @@ class Watchdog:
         bell = socket.socketpair()
         for each in bell:
             each.setblocking(False)
-        self._bell, self._looks_at = bell, 0
-        self._thread = threading.Thread(target=self._run, args=(bell,), name="lockkeeper", daemon=True)
-        _watchdogs.add(self)
+        thread = threading.Thread(target=self._run, args=(bell,), name="lockkeeper", daemon=True)
         try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._thread = None
-            for each in bell:
-                each.close()
-            raise UnreachableError(f"no watchdog can be started: {error}") from error
+            self._thread, self._bell, self._looks_at = thread, bell, 0
+            _watchdogs.add(self)
+            thread.start()
+        except BaseException as error:
+            # Interrupted, it may run or not, or hang: another will be started.
+            self._thread = self._bell = None
+            if isinstance(error, RuntimeError):
+                raise UnreachableError(f"no watchdog can be started: {error}") from error
+            raise
 
     def _take(self, entry: Entry, at: int) -> None:
         self._start()
@@ -267,6 +268,10 @@ class Watchdog:
 
     def _run(self, bell: tuple[socket.socket, socket.socket]) -> None:
         try:
+            with _mutex:
+                # Its start was interrupted, and another has its place.
+                if self._bell is not bell:
+                    return
             while True:
                 try:
                     if not self._turn(bell[0]):
