@@ -313,19 +313,24 @@ func (a *acquisition) wait(parent context.Context) (fence int64, err error) {
 // probe gives an error if the wait leads nowhere. Behind the same address there may be another server by now.
 func (a *acquisition) probe(ctx context.Context, node *node, limit int64) error {
 	c := a.client
-	replies, err := c.ask(ctx, a.key, now()+limit, 0, nil, infoCommand(a.key))
+	command := infoCommand(a.key)
+	infoRefused := c.place.infoRefused.Load()
+	if infoRefused {
+		// A renewal of what is not held yet changes nothing, and is what a user may do who may not look.
+		command = renewCommand(a.key, a.owner, a.settings.terms.ttl)
+	}
+	replies, err := c.ask(ctx, a.key, now()+limit, 0, nil, command)
 	if err != nil {
+		return err
+	}
+	if infoRefused {
+		_, err = readAnswer(replies[0].Val(), replies[0].Err())
 		return err
 	}
 	info, err := readInfo(replies[0].Val(), replies[0].Err())
 	if has(err, "NOPERM") {
-		// A renewal of what is not held yet changes nothing, and is what a user may do who may not look.
-		replies, err = c.ask(ctx, a.key, now()+limit, 0, nil, renewCommand(a.key, a.owner, a.settings.terms.ttl))
-		if err != nil {
-			return err
-		}
-		_, err = readAnswer(replies[0].Val(), replies[0].Err())
-		return err
+		c.place.infoRefused.Store(true)
+		return nil
 	}
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -301,6 +302,8 @@ type place struct {
 	name    string
 	single  *node
 	cluster *redis.ClusterClient
+
+	infoRefused atomic.Bool // LOCK.INFO was, so nobody asks it again and again
 
 	mu        sync.Mutex
 	nodes     map[string]*node

@@ -9,7 +9,8 @@ use testkit::waiting::may_be_unblocked;
 use testkit::{NO, OK, Server, YES, ask, eventually, fence};
 
 use super::{
-    calls, client_list, eventually_renewed, eventually_waiting, exists, lock_of, ms, sleep,
+    calls, client_list, eventually_renewed, eventually_waiting, exists, lock_of, ms, rejected,
+    sleep,
 };
 use crate::agent::Kind;
 
@@ -320,6 +321,7 @@ pub fn who_may_only_acquire_renew_and_release_waits_all_the_same(kind: &Kind) {
     eventually_waiting(&server, "book", 1);
     // By a renewal of what it does not hold yet, which changes nothing.
     eventually_renewed(&server, 2);
+    assert_eq!(rejected(&server, "lock.info"), 1, "it was told once");
     assert_eq!(held.release(), "yes");
     assert_eq!(waiting.held().release(), "yes");
 }

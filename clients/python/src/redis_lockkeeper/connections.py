@@ -173,6 +173,8 @@ class Place:
 
     def __init__(self, node: Optional[Node] = None) -> None:
         self._node = node
+        #: Whether LOCK.INFO was refused, so that nobody asks it again and again.
+        self.info_refused = False
 
     def route(self, key: Key) -> tuple[Node, bool]:
         """The node that answers for this key now, and whether it wants to hear ASKING first."""

@@ -139,13 +139,16 @@ def wait(
 
 def _probe(place: Place, key: Key, renew: Command, until: int) -> Steps[None]:
     """Behind the same address there may be another server by now, which knows nothing of a wait."""
+    if place.info_refused:
+        # A renewal of what is not held yet changes nothing, and is what a user may do who may not look.
+        yield from ask(place, key, renew, until)
+        return
     try:
         reply, _ = yield from ask(place, key, replies.info(key), until)
     except RefusedError as error:
         if error.passing:
             raise
-        # A renewal of what is not held yet changes nothing, and is what a user may do who may not look.
-        yield from ask(place, key, renew, until)
+        place.info_refused = True
         return
     info, owner = replies.read_info(reply), renew[2]
     known = info is not None and (
