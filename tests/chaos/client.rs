@@ -131,7 +131,10 @@ impl Raw {
     pub fn ask(&mut self, command: &Cmd, patience: Duration) -> Result<Value, RedisError> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => self.endpoint.connect()?,
+            // Who cannot connect has asked nothing, however long that took: no time-out.
+            None => self.endpoint.connect().map_err(|error| {
+                RedisError::from((ErrorKind::Io, "cannot connect", error.to_string()))
+            })?,
         };
         let answer = connection.ask(command, patience);
         if answer.is_ok() {
