@@ -116,6 +116,8 @@ pub fn a_lock_outlives_a_failover_by_sentinels(kind: &Kind) {
     eventually_waiting(&master, "book", 1);
     eventually("the replica has the lock", || exists(&replica, "book"));
     master.kill9();
+    // Sentinels end the connections of the one they promote, ours too.
+    sentinels.eventually_name(&replica);
     eventually("it is renewed at the new master", || {
         assert_eq!(held.times_lost(), 0);
         renewals(&replica) > 0
