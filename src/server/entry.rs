@@ -44,6 +44,7 @@ impl Module for Lockkeeper {
 
     fn unload(ctx: &Ctx) -> Result<(), Refused> {
         load_checks::refuse_while_acl_rules_name_us(ctx)?;
+        load_checks::close_clients_that_used_us(ctx)?;
         State::drop(ctx);
         Ok(())
     }

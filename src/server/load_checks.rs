@@ -103,6 +103,61 @@ fn names_our_commands(rule: &str) -> bool {
     })
 }
 
+/// Ends the connections that would lead the server to a command of ours after it is gone. All servers keep the
+/// last command of each client, for CLIENT LIST; Redis from 8.0 on compares it with the next; and the commands
+/// that are queued in a MULTI are kept as well. None of them looks whether it is still there.
+pub fn close_clients_that_used_us(ctx: &Ctx) -> Result<(), Refused> {
+    let Some(clients) = ctx.clients() else {
+        return Err(Refused(
+            "not unloaded: the server does not answer CLIENT LIST, and it may crash when a client goes on \
+             that used lockkeeper: remove the rename-command for CLIENT, or restart the server without \
+             the module"
+                .to_owned(),
+        ));
+    };
+    let clients: Vec<Client> = clients.iter().filter_map(|line| Client::read(line)).collect();
+    // This client itself, which cannot be closed here.
+    if clients.iter().any(|client| client.is_in_exec) {
+        return Err(Refused(
+            "not unloaded: MODULE UNLOAD is in a transaction, and commands of lockkeeper may follow in it: \
+             give it alone"
+                .to_owned(),
+        ));
+    }
+    for client in clients.iter().filter(|client| client.leads_to_us) {
+        ctx.kill(client.id);
+    }
+    Ok(())
+}
+
+/// A client, as far as unloading is concerned.
+#[derive(Debug, PartialEq, Eq)]
+struct Client {
+    id: u64,
+    /// Its last command was ours, or it has queued some in a MULTI, which may be ours.
+    leads_to_us: bool,
+    is_in_exec: bool,
+}
+
+impl Client {
+    /// Reads a line of CLIENT LIST.
+    fn read(line: &str) -> Option<Client> {
+        // The last one: the path of a unix socket, which may say anything, stands before it.
+        let field = |name: &str| {
+            let mut fields = line.split(' ').rev();
+            fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+        };
+        let id = line.split(' ').next()?.strip_prefix("id=")?.parse().ok()?;
+        let last = field("cmd")?;
+        let queued = field("multi")?.parse().unwrap_or(0) > 0;
+        Some(Client {
+            id,
+            leads_to_us: queued || last.starts_with("lock."),
+            is_in_exec: queued && last == "exec",
+        })
+    }
+}
+
 /// The server knows a module of our name already.
 pub fn refuse_second_loading() -> Refused {
     Refused(
@@ -145,6 +200,23 @@ mod tests {
         ] {
             assert!(!names_our_commands(rule), "{rule}");
         }
+    }
+
+    #[test]
+    fn a_client_leads_to_us_if_its_last_command_was_ours_or_it_has_some_queued() {
+        let read = |cmd: &str, multi: &str| {
+            let line = format!(
+                "id=7 addr=/tmp/cmd=lock.info multi=9:0 laddr= name= multi={multi} cmd={cmd} user=default"
+            );
+            Client::read(&line).map(|client| (client.id, client.leads_to_us, client.is_in_exec))
+        };
+        assert_eq!(read("lock.renew", "-1"), Some((7, true, false)));
+        assert_eq!(read("get", "2"), Some((7, true, false)));
+        assert_eq!(read("exec", "2"), Some((7, true, true)));
+        for last in ["get", "NULL", "client|list", "exec", "module|unload"] {
+            assert_eq!(read(last, "-1"), Some((7, false, false)), "{last}");
+        }
+        assert_eq!(read("multi", "0"), Some((7, false, false)));
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! | before 7.2 | no ACL categories of a module's commands | `api/commands` |
 //! | before 7.4, Valkey before 8.0 | no ACL categories of a module | `api/commands` |
 //! | Redis 7.2 | the timeout of a blocked client crashes when it meets a grant | `api/blocked` |
+//! | all | goes on using the last command of a client after it is unloaded | `load_checks` |
 //! | from 7.2 | an ACL rule that names a command of an unloaded module ends the server | `load_checks` |
 //! | Redis 8.0 | CONFIG SET takes back a number after the module was asked to apply it | `api/configuration` |
 //! | Redis 8.2 | asking a missing key for its end crashes | `api/key` |

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use redis::{Connection, from_redis_value};
+use redis::{Connection, from_redis_value, pipe};
 use testkit::waiting::*;
 use testkit::*;
 
@@ -278,6 +278,56 @@ fn a_server_where_a_command_we_replicate_by_has_another_name_is_refused_with_a_s
     }
     let server = Server::with(&["--rename-command", "FLUSHALL", ""]);
     fence(ask!(server.connect(), "LOCK.ACQUIRE", "k", "alice", LONG));
+}
+
+/// All servers keep the last command of a client, and what it has queued, though they are gone: Redis 8 then
+/// crashed at its next command, others at CLIENT LIST or EXEC.
+#[test]
+fn unloading_closes_those_whose_next_command_would_lead_to_ours() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let (mut used, mut queued) = (Waiter::of(&server), Waiter::of(&server));
+    let (mut used_before, mut others) = (Waiter::of(&server), Waiter::of(&server));
+    for waiter in [&mut used, &mut used_before] {
+        waiter.send(&words("LOCK.INFO k"));
+        assert_eq!(waiter.reply(), NULL);
+    }
+    used_before.assert_no_more_replies();
+    for command in ["MULTI", "LOCK.INFO k", "GET k"] {
+        queued.send(&words(command));
+        queued.reply().unwrap();
+    }
+
+    assert_eq!(ask!(redis, "MODULE", "UNLOAD", "lockkeeper"), OK);
+
+    assert!(used.is_closed());
+    assert!(queued.is_closed());
+    used_before.assert_no_more_replies();
+    others.assert_no_more_replies();
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut redis).unwrap();
+    assert_eq!(list.lines().count(), 3, "{list}");
+}
+
+#[test]
+fn unloading_is_refused_with_a_sentence_in_a_transaction() {
+    let mut server = Server::start();
+    let mut redis = server.connect();
+    let before = server.log().len();
+
+    let unload = pipe()
+        .atomic()
+        .cmd("MODULE")
+        .arg(&["UNLOAD", "lockkeeper"])
+        .cmd("LOCK.INFO")
+        .arg("k")
+        .query::<Value>(&mut redis);
+
+    let refused = unload.unwrap_err().to_string();
+    assert!(refused.contains("Error unloading module"), "{refused}");
+    let log = server.log().split_off(before);
+    assert!(last_sentence(&log).contains("transaction"), "{log}");
+    assert!(server.is_running());
+    assert_eq!(ask!(redis, "LOCK.INFO", "k"), NULL);
 }
 
 /// With a rule that names our commands Redis 7.2 to 8.2 and Valkey 8 end with a failed assertion.

@@ -64,10 +64,10 @@ fn loading_anew_leaves_nothing_behind() {
     let server = Server::start();
     let mut redis = server.connect();
     let mut waiters: Vec<Waiter> = (0..200).map(|_| Waiter::of(&server)).collect();
-    let mut after_warm_up = 0;
-    for round in 0..120 {
-        if round == 20 {
-            after_warm_up = server.resident_bytes();
+    let mut resident = vec![];
+    for round in 0..=300 {
+        if round % 100 == 0 {
+            resident.push(server.resident_bytes());
         }
         hold(&mut redis, "k");
         for (n, waiter) in waiters.iter_mut().enumerate() {
@@ -77,6 +77,8 @@ fn loading_anew_leaves_nothing_behind() {
         set_max_waiters(&mut redis, 0);
         for waiter in &mut waiters {
             assert_eq!(waiter.reply(), NULL);
+            // Unloading closes those who used us last.
+            waiter.assert_no_more_replies();
         }
         assert_eq!(ask!(redis, "MODULE", "UNLOAD", "lockkeeper"), OK);
         assert_eq!(
@@ -85,7 +87,9 @@ fn loading_anew_leaves_nothing_behind() {
         );
         assert_eq!(ask!(redis, "DEL", "k"), YES);
     }
-    let grown = server.resident_bytes() - after_warm_up;
+    // What leaks grows in each stretch; the server's own buffers for so many clients do so in some.
+    let grown = resident.windows(2).map(|pair| pair[1] - pair[0]);
+    let grown = grown.min().unwrap();
 
     println!("resident memory grew by {grown} bytes in 100 loadings");
     // 6 kB for every loading would be more; the queue's tables are 8.

@@ -183,6 +183,40 @@ impl Ctx {
         }?;
         reply.bytes().map(read)
     }
+
+    /// The lines of CLIENT LIST for all clients; none where CLIENT is renamed.
+    pub fn clients(&self) -> Option<Vec<String>> {
+        // SAFETY: the context is live, the strings are live C strings; the format has one of them.
+        let reply = unsafe {
+            let client = api!(RedisModule_Call);
+            self.replied(client(
+                self.raw,
+                c"CLIENT".as_ptr(),
+                c"c".as_ptr(),
+                c"LIST".as_ptr(),
+            ))
+        }?;
+        let lines = String::from_utf8_lossy(reply.bytes()?).into_owned();
+        Some(lines.lines().map(str::to_owned).collect())
+    }
+
+    /// Ends the connection of the client of this number now, and not at the end of this turn of the loop.
+    pub fn kill(&self, id: u64) {
+        // SAFETY: the context is live, the strings are live C strings; the format has two of them and a long
+        // long.
+        let reply = unsafe {
+            self.replied(api!(RedisModule_Call)(
+                self.raw,
+                c"CLIENT".as_ptr(),
+                c"ccl".as_ptr(),
+                c"KILL".as_ptr(),
+                c"ID".as_ptr(),
+                id.cast_signed(),
+            ))
+        };
+        // None is gone already.
+        drop(reply);
+    }
 }
 
 fn accepted(reply: Option<CallReply>) -> Result<(), Refusal> {
