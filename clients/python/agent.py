@@ -11,7 +11,6 @@ import inspect
 import json
 import logging
 import os
-import random
 import sys
 import threading
 import time
@@ -104,19 +103,9 @@ class Agent:
         # An exception that is thrown into a thread while it takes a lock of Python's leaves that lock taken for ever.
         can += ["cancel_at_any_moment"] if ASYNC else []
         can += ["cancel_body"] if ASYNC and sys.version_info >= (3, 11) else []
-        name = f"python{'-asyncio' if ASYNC else ''}"
-        library = f"{LIBRARY}-py {__import__(LIBRARY).__version__}"
-        version = sys.version.split()[0]
-        say(
-            {
-                "hello": name,
-                "library": library,
-                "version": version,
-                "pid": os.getpid(),
-                "clock": clock.now(),
-                "can": can,
-            }
-        )
+        library, version = f"{LIBRARY}-py {__import__(LIBRARY).__version__}", sys.version.split()[0]
+        hello = {"hello": "python-asyncio" if ASYNC else "python", "library": library, "version": version}
+        say(hello, pid=os.getpid(), clock=clock.now(), can=can)
         logger = logging.getLogger("redis_lockkeeper")
         logger.addHandler(Log())
         logger.setLevel(logging.DEBUG)
@@ -146,7 +135,7 @@ class Agent:
         say({"re": message["id"], "answer": what, "at": at}, **more)
 
     async def open(self, message):
-        place, options = message["place"], dict(message.get("options", {}))
+        place, options = message["place"], {}
         for name, option in [("user", "username"), ("password", "password"), ("db", "db"), ("resp", "protocol")]:
             if place.get(name) is not None:
                 options[option] = place[name]
@@ -225,11 +214,6 @@ class Agent:
         value = info and {"owner": info.owner and info.owner.decode(), "fence": info.fence, "waiters": info.waiters}
         return "value", {"value": value}, at
 
-    async def release_for(self, message):
-        lock = self.make(message)
-        lock.local.token = message["owner"]
-        return "yes", {}, (await call(lock.release))[1]
-
     async def run(self, message):
         more = {"cancel_on_lost": True} if ASYNC and sys.version_info >= (3, 11) else {}
         lock, span, what = self.make(message, **more), message.get("ms", 0) / 1000, message["body"]
@@ -282,25 +266,6 @@ class Agent:
     async def drop_many(self, message):
         self.crowd.clear()
 
-    async def turns(self, message):
-        dice, end = random.Random(message.get("seed", 0)), clock.now() + message.get("for_ms", 10**9) * 1000
-        turns = 0
-        while turns < message.get("count", 10**9) and clock.now() < end:
-            turn = {"event": "turn", "of": message["id"], "key": dice.choice(message["keys"]), "asked": clock.now()}
-            lock, turn["outcome"] = self.make(message, turn["key"]), "busy"
-            granted, at = await call(lock.acquire)
-            if granted:
-                turn.update(granted=at, fence=lock.fence)
-                await asyncio.sleep(message.get("hold_us", 0) / 1e6)
-                turn.update(released=clock.now(), outcome="yes")
-                try:
-                    await call(lock.release)
-                except errors.LockLostError as error:
-                    turn["outcome"] = error.lost.value
-            say(turn)
-            turns += 1
-        return "done", {"turns": turns}, clock.now()
-
     async def block(self, message):
         until = time.monotonic() + message["ms"] / 1000
         while message.get("how") == "cpu" and time.monotonic() < until:
@@ -323,13 +288,12 @@ class Agent:
         _, status = await asyncio.get_running_loop().run_in_executor(None, os.waitpid, child, 0)
         return "value", {"exit": status}, clock.now()
 
-    async def settled(self, message):
-        done = await redis_lockkeeper.asyncio.settled(message.get("limit_ms", 60_000) / 1000)
+    async def settled(self, message, wait=redis_lockkeeper.asyncio.settled):
+        done = await wait(message.get("limit_ms", 60_000) / 1000)
         return "yes" if done else "no", {}, clock.now()
 
     async def close(self, message):
-        done = await redis_lockkeeper.asyncio.close(message.get("limit_ms", 60_000) / 1000)
-        return "yes" if done else "no", {}, clock.now()
+        return await self.settled(message, redis_lockkeeper.asyncio.close)
 
 
 class Log(logging.Handler):

@@ -9,13 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Acquire, Acquired, Error, Held, Lockkeeper, Lost, Ran, Released, Renewed};
+use lockkeeper_conformance::agent::now_us;
 use serde_json::{Value, json};
 use tokio::task::{AbortHandle, JoinSet, LocalSet, spawn_blocking, spawn_local};
-
-fn now_us() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
-}
 
 /// One write for each line, so that those of several threads do not mix.
 fn say(mut line: Value) {
@@ -92,11 +88,7 @@ fn url(place: &Value) -> String {
         "" => addresses.join(","),
         user => format!("{user}:{}@{}", text(place, "password"), addresses.join(",")),
     };
-    let redis = if place["tls"].is_null() {
-        "redis"
-    } else {
-        "rediss"
-    };
+    let redis = ["redis", "rediss"][usize::from(!place["tls"].is_null())];
     let (db, resp) = (number(place, "db", 0), number(place, "resp", 2));
     match text(place, "kind") {
         "unix" => format!("unix://{}?db={db}&protocol=resp{resp}", text(place, "unix")),
@@ -122,15 +114,13 @@ impl Agent {
         let span = ms(message, "ms").unwrap_or_default();
         Ok(match text(message, "do") {
             "open" => {
-                let builder = Lockkeeper::builder(url(&message["place"]));
-                let builder = match text(message, "label") {
-                    "" => builder,
-                    label => builder.label(label),
-                };
-                let builder = match text(&message["place"], "tls") {
-                    "" => builder,
-                    authority => builder.root_ca(std::fs::read(authority).expect("the authority")),
-                };
+                let mut builder = Lockkeeper::builder(url(&message["place"]));
+                if let Some(label) = message["label"].as_str() {
+                    builder = builder.label(label);
+                }
+                if let Some(authority) = message["place"]["tls"].as_str() {
+                    builder = builder.root_ca(std::fs::read(authority).expect("the authority"));
+                }
                 let (name, client) = (text(message, "name").to_owned(), builder.open()?);
                 self.clients.borrow_mut().insert(name, client);
                 is("ok")
@@ -155,21 +145,12 @@ impl Agent {
             }
             "remaining" => state(&self.lock(message)),
             "info" => {
-                let info = self
-                    .client(message)
-                    .info(text(message, "key"))
-                    .await?
-                    .map(|info| {
-                        let owner = info
-                            .owner
-                            .map(|owner| String::from_utf8_lossy(&owner).into_owned());
-                        json!({"owner": owner, "fence": info.fence, "waiters": info.waiters})
-                    });
-                json!({"answer": "value", "value": info})
-            }
-            "release_for" => {
-                let (key, owner) = (text(message, "key"), text(message, "owner"));
-                released(self.client(message).release_for(key, owner).await?)
+                let info = self.client(message).info(text(message, "key")).await?;
+                let value = info.map(|info| {
+                    let owner = info.owner.as_deref().map(String::from_utf8_lossy);
+                    json!({"owner": owner, "fence": info.fence, "waiters": info.waiters})
+                });
+                json!({"answer": "value", "value": value})
             }
             "many" => self.many(message).await?,
             "least" => {
@@ -182,7 +163,6 @@ impl Agent {
                 self.crowd.borrow_mut().clear();
                 is("ok")
             }
-            "turns" => self.turns(message).await?,
             "block" => {
                 // Nothing else of this program runs meanwhile: it has one thread.
                 let start = Instant::now();
@@ -194,10 +174,8 @@ impl Agent {
             }
             "fork" => fork(message, &self.lock(message), &self.client(message)),
             what @ ("settled" | "close") => {
-                let (mut done, limit) = (
-                    true,
-                    Duration::from_millis(number(message, "limit_ms", 60_000)),
-                );
+                let limit = Duration::from_millis(number(message, "limit_ms", 60_000));
+                let mut done = true;
                 let clients: Vec<_> = self.clients.borrow().values().cloned().collect();
                 for client in clients {
                     done &= match what {
@@ -250,9 +228,11 @@ impl Agent {
             return Ok(is("busy"));
         };
         let (id, loss) = (number(message, "id", 0), held.lost());
+        // In this order: whoever is stopped in between must not seem to hold it for longer.
+        let (at, remaining) = (now_us(), us(held.remaining()));
         let answer = json!({
             "answer": "held", "lock": id, "fence": held.fence(), "owner": held.owner(),
-            "remaining_us": us(held.remaining()), "at": now_us(),
+            "remaining_us": remaining, "at": at,
         });
         spawn_local(
             async move { say(json!({"event": "lost", "why": why(loss.await), "lock": id})) },
@@ -300,34 +280,6 @@ impl Agent {
             }
         }
         Ok(json!({"answer": "held", "count": self.crowd.borrow().len()}))
-    }
-
-    async fn turns(&self, message: &Value) -> Result<Value, Error> {
-        let mut random = fastrand::Rng::with_seed(number(message, "seed", 0));
-        let (keys, hold) = (
-            message["keys"].as_array().expect("keys"),
-            number(message, "hold_us", 0),
-        );
-        let end = now_us() + number(message, "for_ms", 1 << 40) * 1000;
-        let mut turns = 0;
-        while turns < number(message, "count", u64::MAX) && now_us() < end {
-            let key = keys[random.usize(..keys.len())].as_str().expect("a key");
-            let mut turn =
-                json!({"event": "turn", "of": message["id"], "key": key, "asked": now_us()});
-            turn["outcome"] = "busy".into();
-            if let Acquired::Yes(held) = self.asked(message, key).await? {
-                (turn["granted"], turn["fence"]) = (now_us().into(), held.fence().into());
-                tokio::time::sleep(Duration::from_micros(hold)).await;
-                turn["released"] = now_us().into();
-                turn["outcome"] = match held.release().await? {
-                    Released::Yes => "yes".into(),
-                    Released::Lost(lost) => why(lost).into(),
-                };
-            }
-            say(turn);
-            turns += 1;
-        }
-        Ok(json!({"answer": "done", "turns": turns}))
     }
 }
 

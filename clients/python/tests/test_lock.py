@@ -386,7 +386,8 @@ def test_interrupted_at_any_moment_it_leaves_neither_lock_nor_place(client):
     interrupted = 0
     try:
         for moment in range(120):
-            lock = Lock(client, "held" if moment % 2 else f"free{moment}")
+            # Bounded, since Python swallows an exception that comes in the middle of a finaliser.
+            lock = Lock(client, "held" if moment % 2 else f"free{moment}", blocking_timeout=5)
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.0001 + moment * 0.00002)
                 lock.acquire()

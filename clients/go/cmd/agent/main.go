@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"runtime"
 	"strings"
@@ -173,7 +172,8 @@ func (o object) carryOut(ctx context.Context) object {
 		}
 		id := o.number("id")
 		held := object{"answer": "held", "lock": id, "fence": lock.Fence(), "owner": lock.Owner(),
-			"remaining_us": lock.Remaining().Microseconds(), "at": now()}
+			// In this order: whoever is stopped in between must not seem to hold it for longer.
+			"at": now(), "remaining_us": lock.Remaining().Microseconds()}
 		mu.Lock()
 		defer mu.Unlock()
 		locks[id] = lock
@@ -209,8 +209,6 @@ func (o object) carryOut(ctx context.Context) object {
 			answer["value"] = object{"owner": info.Owner, "fence": info.Fence, "waiters": info.Waiters}
 		}
 		return answer
-	case "release_for":
-		return is("yes", client.ReleaseFor(ctx, key(o.text("key")), o.text("owner")))
 	case "run":
 		return o.run(ctx, client)
 	case "many":
@@ -223,8 +221,6 @@ func (o object) carryOut(ctx context.Context) object {
 			}
 		}
 		return object{"answer": "value", "remaining_us": least.Microseconds(), "lost": lost}
-	case "turns":
-		return o.turns(ctx, client)
 	case "block":
 		for end := time.Now().Add(o.ms("ms")); time.Now().Before(end); {
 			if o.text("how") == "sleep" {
@@ -319,31 +315,6 @@ func (o object) many(ctx context.Context, client *lockkeeper.Client) object {
 	}
 	group.Wait()
 	return object{"answer": "held", "count": len(crowd)}
-}
-
-func (o object) turns(ctx context.Context, client *lockkeeper.Client) object {
-	random, keys, turns := rand.New(rand.NewPCG(uint64(o.number("seed")), 0)), o.list("keys"), int64(0)
-	end := now() + o.number("for_ms")*1000
-	for ; turns < o.number("count") || o["count"] == nil && now() < end; turns++ {
-		name := keys[random.IntN(len(keys))].(string)
-		turn := object{"event": "turn", "of": o["id"], "key": name, "asked": now()}
-		lock, err := client.Acquire(ctx, name, o.options()...)
-		if err == nil {
-			turn["granted"], turn["fence"] = now(), lock.Fence()
-			time.Sleep(time.Duration(o.number("hold_us")) * time.Microsecond)
-			turn["released"] = now()
-			err = lock.Release(ctx)
-		}
-		ended := is("yes", err)
-		if ended["answer"] == "error" || ended["answer"] == "cancelled" {
-			return ended
-		}
-		if turn["outcome"] = ended["answer"]; ended["why"] != nil {
-			turn["outcome"] = ended["why"]
-		}
-		say(turn)
-	}
-	return object{"answer": "done", "turns": turns}
 }
 
 func main() {
