@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::history::{Answer, Did, Event, Fault, History, Us};
+use super::history::{Answer, Did, Event, Fault, History, RAW, Us};
 
 #[cfg(test)]
 mod tests;
@@ -16,6 +16,15 @@ pub const MAX_IDLE: Us = 900_000;
 
 /// A wait may end this much later than requested.
 pub const MAX_LATE: Us = 2_000_000;
+
+/// How long it may take until whoever asks is in the queue, and until it is told of its grant. A helper tries first, then
+/// dials, and waits; and its process is one of many.
+fn on_its_way(event: &Event) -> Us {
+    match event.by {
+        RAW => MAX_IDLE,
+        _ => MAX_LATE,
+    }
+}
 
 /// After a fault clients need so long to find the server again.
 const RECOVERY: Us = 2_500_000;
@@ -351,7 +360,7 @@ impl Checker<'_> {
             };
             // Who hangs up while it is granted, and asks again, is notified of that grant.
             let came = first_asked[&granted.tenure];
-            let mut earlier = acquires().take_while(|event| event.asked + MAX_IDLE < came);
+            let mut earlier = acquires().filter(|event| event.asked + on_its_way(event) < came);
             let passed = |event: &&&Event| {
                 let waits = matches!(event.did, Did::Acquire { wait: 1.., .. });
                 waits && event.answer.as_ref().is_some_and(|(at, _)| *at > notified)
@@ -393,18 +402,19 @@ impl Checker<'_> {
         };
         let mut free_since = *first;
         for (from, to) in busy {
-            if from > free_since + MAX_IDLE {
-                let woken_at = free_since + MAX_IDLE;
-                let waits = |event: &&&Event| {
-                    let answered = event.answer.as_ref().map_or(Us::MAX, |(at, _)| *at);
-                    matches!(event.did, Did::Acquire { wait: 1.., .. })
-                        && event.asked <= free_since
-                        && answered > woken_at
-                };
-                if let Some(waiter) = events.iter().find(waits) {
-                    let (key, tenure) = (waiter.key, waiter.tenure);
-                    self.violation(Kind::NobodyWoken, key, woken_at, vec![tenure]);
-                }
+            let waits = |event: &&&Event| {
+                let woken_at = free_since + on_its_way(event);
+                let answered = event.answer.as_ref().map_or(Us::MAX, |(at, _)| *at);
+                matches!(event.did, Did::Acquire { wait: 1.., .. })
+                    && event.asked <= free_since
+                    && from.min(answered) > woken_at
+            };
+            if from > free_since + MAX_IDLE
+                && let Some(waiter) = events.iter().find(waits)
+            {
+                let (key, tenure) = (waiter.key, waiter.tenure);
+                let woken_at = free_since + on_its_way(waiter);
+                self.violation(Kind::NobodyWoken, key, woken_at, vec![tenure]);
             }
             free_since = free_since.max(to);
         }

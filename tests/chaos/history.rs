@@ -3,12 +3,15 @@
 /// Microseconds since the run began, by a clock that nobody can step and that all processes share.
 pub type Us = u64;
 
+/// An owner that sends the commands as they are.
+pub const RAW: &str = "raw";
+
 /// One question, and what became of it.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// One acquire and its retries, what follows it, and the release: one owner.
     pub tenure: u64,
-    /// Who it works through: `raw`, or the name of an agent.
+    /// Who it works through: [`RAW`], or the name of an agent.
     pub by: &'static str,
     pub key: usize,
     pub did: Did,

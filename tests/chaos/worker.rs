@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 
 use super::client::{Client, Outcome, Request, SILENCE};
-use super::history::{Answer, Did, Us};
+use super::history::{Answer, Did, RAW, Us};
 use super::run::{Run, Tenure, us};
 
 /// Works through `client` until the run stops.
 pub fn raw(run: &Run, number: u64, mut client: impl Client) {
     let mut random = run.random(number);
     while !run.has_stopped() {
-        let tenure = Tenure::begin(run, "raw", &mut random);
+        let tenure = Tenure::begin(run, RAW, &mut random);
         let request = Request {
             key: tenure.key(),
             owner: format!("raw:{}", tenure.number),

@@ -5,14 +5,14 @@ use super::*;
 const MS: Us = 1000;
 const TTL: Us = 1000;
 
-/// What one owner does, in the order it does it.
-struct Owner(u64);
+/// What one owner does, in the order it does it: its number, and who it works through.
+struct Owner(u64, &'static str);
 
 impl Owner {
     fn event(&self, did: Did, asked: Us, answered: Us, answer: Answer) -> Event {
         Event {
             tenure: self.0,
-            by: "raw",
+            by: self.1,
             key: 0,
             did,
             asked: asked * MS,
@@ -47,8 +47,8 @@ fn held(asked: Us, fence: u64) -> Answer {
     Answer::Held { fence, until }
 }
 
-const ALICE: Owner = Owner(1);
-const BOB: Owner = Owner(2);
+const ALICE: Owner = Owner(1, RAW);
+const BOB: Owner = Owner(2, RAW);
 
 fn history<const N: usize>(events: [Event; N]) -> History {
     History {
@@ -333,17 +333,21 @@ fn an_answer_that_comes_late_is_found_unless_there_was_a_fault() {
 
 #[test]
 fn a_newcomer_who_passes_one_in_the_queue_is_found() {
-    const CAROL: Owner = Owner(3);
-    let events = |carol_asks| {
+    const CAROL: Owner = Owner(3, RAW);
+    let events_of = |bob: Owner, carol_asks| {
         [
             ALICE.acquires(0, 1, 10),
-            BOB.acquires(2, 1900, 12),
+            bob.acquires(2, 1900, 12),
             ALICE.releases(950, 951),
             CAROL.acquires(carol_asks, 952, 11),
             CAROL.releases(1899, 1900),
         ]
     };
+    let events = |carol_asks| events_of(BOB, carol_asks);
     assert_eq!(found(events(940)), [Kind::PassedOver]);
+    // Through a helper he may not be in the queue yet.
+    let helped = Owner(2, "rust");
+    assert_eq!(found(events_of(helped, 940)), []);
     assert_eq!(found(events(900)), [], "they came at about the same time");
     let mut history = history(events(940));
     history.faults = vec![fault(90, 95, false, 0)];
