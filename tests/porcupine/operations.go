@@ -1,0 +1,109 @@
+package main
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// What an operation does to a lock, if it is carried out.
+type verb int
+
+const (
+	grants  verb = iota // the owner was granted it, or had it already
+	may                 // an acquire that nobody answered: it may have been granted
+	renews              // the owner had it, and keeps it
+	denies              // the owner does not have it
+	frees               // the owner had it, and has it no more
+	forgoes             // the owner does not count on it any longer
+	waits               // the owner is in the queue by now
+	stops               // it is not any longer
+	writes              // the storage was written to
+)
+
+// operation is what the model steps over: what one event says about the lock, and when that was so at the earliest and
+// at the latest.
+type operation struct {
+	verb         verb
+	owner        int64
+	since, until int64 // of the operation
+	lasts        int64 // until when the lock is the owner's at least
+	fence        int64
+	safe         bool
+	came         int64 // when its owner first asked for the lock
+	order        int64 // of a write
+	accepted     bool
+}
+
+// idle is how much later than another somebody must come to be certainly behind: MAX_IDLE of tests/chaos/checker.rs.
+const idle = 900_000
+
+// operations gives those of each key.
+func operations(h *history) map[int][]porcupine.Operation {
+	came, ends, last := map[int64]int64{}, map[int64]int64{}, int64(0)
+	for _, e := range h.events {
+		if first, ok := came[e.Tenure]; !ok || e.Asked < first {
+			came[e.Tenure] = e.Asked
+		}
+		last = max(last, e.Asked, e.answered(e.Asked))
+		ends[e.Tenure] = max(ends[e.Tenure], e.answered(e.Asked))
+	}
+	events := slices.Clone(h.events)
+	slices.SortStableFunc(events, func(a, b event) int { return cmp.Compare(a.Asked, b.Asked) })
+	lasts := map[int64]int64{} // of each owner, as far as it is known
+	all := map[int][]porcupine.Operation{}
+	for _, e := range events {
+		o := operation{owner: e.Tenure, since: e.Asked, until: e.answered(last), lasts: e.Until, fence: e.Fence, safe: e.Safe,
+			came: came[e.Tenure]}
+		add := func(what verb) {
+			o.verb = what
+			all[e.Key] = append(all[e.Key], porcupine.Operation{ClientId: int(e.Tenure), Input: o, Call: o.since, Return: o.until})
+		}
+		if o.until > e.Asked+idle && e.Did == "acquire" && e.Wait > 0 {
+			answered := o
+			o.since, o.until = e.Asked+idle, e.Asked+idle
+			add(waits)
+			o = answered
+		}
+		switch e.Did + " " + e.Answer {
+		case "acquire held":
+			lasts[e.Tenure] = e.Until
+			add(grants)
+		case "acquire not":
+			// A wait that was in vain has lasted.
+			o.since = min(o.since+e.Wait, o.until)
+			add(stops)
+		case "acquire failed", "acquire ":
+			o.until = max(o.until, ends[e.Tenure])
+			add(may)
+		case "renew held":
+			lasts[e.Tenure] = max(lasts[e.Tenure], e.Until)
+			add(renews)
+		case "check held":
+			// What the helper says of its lease it has from a renewal, which was asked for a ttl before the lease ends.
+			if e.Until > lasts[e.Tenure] {
+				lasts[e.Tenure] = e.Until
+				o.since = e.Until - h.ttl
+				add(renews)
+			}
+		case "renew not", "check not", "release not":
+			add(denies)
+		case "release released":
+			add(frees)
+		case "release failed", "release ":
+			add(forgoes)
+		case "write accepted", "write refused":
+			o.fence, o.order, o.accepted = e.Shown, e.Order, e.Answer == "accepted"
+			add(writes)
+		}
+	}
+	return all
+}
+
+func (e event) answered(otherwise int64) int64 {
+	if e.Answered == nil {
+		return otherwise
+	}
+	return *e.Answered
+}
