@@ -132,7 +132,7 @@ chaos: build conformance-needs $(if $(SERVER),,server-needs) ## check what owner
 # `tests/servers/fetch valkey-9.1` has fetched one.
 NATIVE := target/servers/valkey-9.1/redis-server
 
-bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(PEERS:%=$(TARGET)/bench/%) ## measure against what people use (10 min); QUICK=1, ONLY='uncontended renew', PEERS='redlock redsync'
+bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(addprefix $(TARGET)/bench/,$(sort $(patsubst redislock,go_locks,$(PEERS:redsync=go_locks)))) ## measure against what people use (10 min); QUICK=1, ONLY='uncontended renew', PEERS='redlock redislock redsync'
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench -p lockkeeper-benches --bench suite -- $(ONLY)
 	$(if $(SERVER)$(ONLY),,$(if $(wildcard $(NATIVE)), \
 		LOCKKEEPER_TEST_SERVER='$(abspath $(NATIVE))' cargo bench -p lockkeeper-benches --bench suite -- uncontended renew))
@@ -152,7 +152,7 @@ $(TARGET)/bench/redlock:
 	$(call need,command -v npm,npm)
 	npm install --silent --prefix $@ redlock@5.0.0-beta.2 ioredis@5
 
-$(TARGET)/bench/redsync: $(addprefix benches/peers/redsync/,main.go go.mod go.sum)
+$(TARGET)/bench/go_locks: $(wildcard benches/peers/go/*) $(wildcard clients/go/*.go)
 	$(call need,command -v go,golang-go)
 	cd $(<D) && go build -buildvcs=false -o '$(abspath $@)' .
 

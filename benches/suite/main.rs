@@ -17,9 +17,11 @@
 mod contention;
 mod crowd;
 mod expiry;
+mod go;
 mod handover;
 mod helper;
 mod idle_waiter;
+mod language;
 mod lateness;
 mod measure;
 mod memory;
@@ -51,6 +53,7 @@ const QUESTIONS: &[Question] = &[
     ("memory", memory::ask),
     ("helper", helper::ask),
     ("python", python::ask),
+    ("go", go::ask),
     ("watchdog", watchdog::ask),
 ];
 

@@ -2,12 +2,10 @@
 //!
 //! Such a program gets the server's URL and the plan, and prints what its clients did as JSON:
 //! `[{"turns": [[asked, granted, releasing], …], "waiting_since": null}, …]` in seconds since the
-//! start. `make bench` installs what the two in Python need; `PEERS='redlock redsync'` adds node-redlock,
-//! which needs node and npm, and redsync, which needs Go. Not here: Redisson, since Maven Central could
-//! not be reached from where this was written; a program like the others and a line in `peers` is all it
-//! needs.
+//! start. `make bench` installs what the two in Python need; `PEERS='redlock redislock redsync'` adds node-redlock,
+//! which needs node and npm, and bsm/redislock and redsync, which need Go. Not here: Redisson, since Maven Central
+//! could not be reached from where this was written; a program like the others and a line in `peers` is all it needs.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -29,57 +27,123 @@ fn program(file: &str) -> PathBuf {
         .join(file)
 }
 
-/// A program that runs one library: its words before the plan.
-struct Peer {
-    name: &'static str,
+/// A program that runs libraries of one language: its words before the variant, and after the plan.
+#[derive(Clone)]
+pub struct Program {
     words: Vec<PathBuf>,
-    /// The variant of the library.
-    variant: &'static str,
+    after: Option<&'static str>,
 }
 
-fn peers(report: &mut Report) -> Vec<Peer> {
-    let mut peers = vec![];
-    if has_python() {
-        let words = vec![installed("python/bin/python"), program("python_locks.py")];
-        for (name, variant) in [
-            ("redis-py Lock, defaults (100 ms)", "redis-py"),
-            ("redis-py Lock, sleep=0.005", "redis-py-5ms"),
-            ("python-redis-lock, expire=30", "python-redis-lock"),
-        ] {
-            let words = words.clone();
-            peers.push(Peer {
-                name,
-                words,
-                variant,
-            });
+impl Program {
+    fn of(words: impl Into<Vec<PathBuf>>) -> Program {
+        Program {
+            words: words.into(),
+            after: None,
         }
+    }
+
+    fn python() -> Program {
+        Program::of([installed("python/bin/python"), program("python_locks.py")])
+    }
+
+    pub fn python_processes() -> Program {
+        Program {
+            after: Some("processes"),
+            ..Program::python()
+        }
+    }
+
+    /// If one of its libraries is among the peers.
+    pub fn go() -> Option<Program> {
+        let wanted = wanted("redislock") || wanted("redsync");
+        wanted.then(|| Program::of([installed("go_locks")]))
+    }
+
+    pub fn is_here(&self) -> bool {
+        self.words[0].exists()
+    }
+
+    /// What it prints for this variant and these words.
+    pub fn run(&self, server: &Server, variant: &str, words: &[&str]) -> Value {
+        let output = Command::new(&self.words[0])
+            .args(&self.words[1..])
+            .args([variant, &server.url()])
+            .args(words)
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            // For node, which else looks beside the program.
+            .env("NODE_PATH", installed("redlock/node_modules"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{variant} failed");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// What its clients did.
+    pub fn logs(&self, server: &Server, variant: &str, plan: Plan) -> Vec<Log> {
+        let seconds = |time: Duration| time.as_secs_f64().to_string();
+        let plan = [
+            plan.clients.to_string(),
+            seconds(plan.hold),
+            seconds(plan.pause),
+            seconds(plan.length),
+        ];
+        let words: Vec<&str> = plan.iter().map(String::as_str).chain(self.after).collect();
+        let logs = self.run(server, variant, &words);
+        let logs = logs.as_array().expect("one for each client");
+        logs.iter().map(log).collect()
+    }
+}
+
+/// A library that takes part among the others, and its variant in its program.
+type Peer = (&'static str, Program, &'static str);
+
+fn peers(report: &mut Report) -> Vec<Peer> {
+    let mut peers: Vec<Peer> = vec![];
+    let mut add = |program: Program, variants: &[(&'static str, &'static str)]| {
+        for (name, variant) in variants {
+            peers.push((name, program.clone(), variant));
+        }
+    };
+    if Program::python().is_here() {
+        add(
+            Program::python(),
+            &[
+                ("redis-py Lock, defaults (100 ms)", "redis-py"),
+                ("redis-py Lock, sleep=0.005", "redis-py-5ms"),
+                ("python-redis-lock, expire=30", "python-redis-lock"),
+            ],
+        );
     } else {
         report.note("Without the Python libraries: `make bench` installs them.");
     }
     if wanted("redlock") {
-        for (name, variant) in [
-            ("node-redlock, defaults (10 × 200 ms)", "default"),
-            ("node-redlock, retries of 10 ms", "10ms"),
-        ] {
-            let words = vec!["node".into(), program("redlock.cjs")];
-            peers.push(Peer {
-                name,
-                words,
-                variant,
-            });
-        }
+        add(
+            Program::of(["node".into(), program("redlock.cjs")]),
+            &[
+                ("node-redlock, defaults (10 × 200 ms)", "default"),
+                ("node-redlock, retries of 10 ms", "10ms"),
+            ],
+        );
     }
-    if wanted("redsync") {
-        for (name, variant) in [
-            ("redsync, defaults (32 × 50–250 ms)", "default"),
-            ("redsync, retries of 10 ms", "10ms"),
-        ] {
-            let words = vec![installed("redsync")];
-            peers.push(Peer {
-                name,
-                words,
-                variant,
-            });
+    if let Some(go) = Program::go() {
+        if wanted("redislock") {
+            add(
+                go.clone(),
+                &[
+                    ("bsm/redislock, every 100 ms", "redislock"),
+                    ("bsm/redislock, every 10 ms", "redislock-10ms"),
+                ],
+            );
+        }
+        if wanted("redsync") {
+            add(
+                go,
+                &[
+                    ("redsync, defaults (32 × 50–250 ms)", "redsync"),
+                    ("redsync, retries of 10 ms", "redsync-10ms"),
+                ],
+            );
         }
     }
     peers
@@ -91,32 +155,12 @@ fn wanted(peer: &str) -> bool {
 }
 
 pub fn entries(report: &mut Report) -> Vec<Entry> {
-    let entry = |peer: Peer| Entry::new(peer.name, move |server, plan| run(&peer, server, plan));
+    let entry = |(name, program, variant): Peer| {
+        Entry::new(name, move |server, plan| {
+            program.logs(server, variant, plan)
+        })
+    };
     peers(report).into_iter().map(entry).collect()
-}
-
-fn run(peer: &Peer, server: &Server, plan: Plan) -> Vec<Log> {
-    let output = start(&peer.words)
-        .arg(peer.variant)
-        .arg(server.url())
-        .arg(plan.clients.to_string())
-        .arg(plan.hold.as_secs_f64().to_string())
-        .arg(plan.pause.as_secs_f64().to_string())
-        .arg(plan.length.as_secs_f64().to_string())
-        .stderr(Stdio::inherit())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{} failed", peer.name);
-    let clients: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
-    clients.iter().map(log).collect()
-}
-
-fn start(words: &[impl AsRef<OsStr>]) -> Command {
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).stdin(Stdio::null());
-    // For node, which else looks beside the program.
-    command.env("NODE_PATH", installed("redlock/node_modules"));
-    command
 }
 
 fn log(client: &Value) -> Log {
@@ -133,35 +177,4 @@ fn log(client: &Value) -> Log {
         turns: turns.iter().map(turn).collect(),
         waiting_since: client["waiting_since"].as_f64(),
     }
-}
-
-pub fn has_python() -> bool {
-    installed("python/bin/python").exists()
-}
-
-/// What `python_locks.py` prints for this variant and these words.
-pub fn python(server: &Server, variant: &str, words: &[&str]) -> Value {
-    let output = start(&[installed("python/bin/python"), program("python_locks.py")])
-        .args([variant, &server.url()])
-        .args(words)
-        .stderr(Stdio::inherit())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{variant} failed");
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-/// Python's processes that take turns.
-pub fn python_processes(server: &Server, variant: &str, plan: Plan) -> Vec<Log> {
-    let seconds = |time: Duration| time.as_secs_f64().to_string();
-    let words = [
-        &plan.clients.to_string(),
-        &seconds(plan.hold),
-        &seconds(plan.pause),
-        &seconds(plan.length),
-        "processes",
-    ];
-    let logs = python(server, variant, &words);
-    let logs = logs.as_array().expect("one for each client");
-    logs.iter().map(log).collect()
 }

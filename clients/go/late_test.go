@@ -107,6 +107,22 @@ func TestARequestThatArrivesAfterItWasCancelledLeavesNothing(t *testing.T) {
 	eventually(t, "it is released", func() bool { return s.ask(t, "EXISTS", "book").(int64) == 0 })
 }
 
+// Trap 24: timers stand still while the machine is suspended, the clock does not.
+func TestALossIsToldSoonAfterTheMachineWasSuspended(t *testing.T) {
+	s := startServer(t)
+	lock := hold(t, s.client(t), "book", WithTTL(time.Hour))
+	const suspended = 2 * 60 * 60 * second
+	c, e := lock.e.client, lock.e
+	c.mu.Lock()
+	// As if the clock had gone on: no timer knows of it.
+	e.at -= suspended
+	e.lease.endsAt -= suspended
+	e.lease.dueAt -= suspended
+	e.endsAt.Store(e.lease.endsAt)
+	c.mu.Unlock()
+	mustLose(t, lock, Expired)
+}
+
 func TestTheClockIsBelievedBeforeTheWatchdog(t *testing.T) {
 	s := startServer(t)
 	lock := hold(t, s.client(t), "book")
