@@ -107,6 +107,27 @@ func TestARequestThatArrivesAfterItWasCancelledLeavesNothing(t *testing.T) {
 	eventually(t, "it is released", func() bool { return s.ask(t, "EXISTS", "book").(int64) == 0 })
 }
 
+// Trap 5: nor can a RELEASE behind the request be relied on alone.
+func TestAWaitThatIsCancelledWhileItsConnectionHangsLeavesNoPlace(t *testing.T) {
+	s := startServer(t)
+	p := startProxy(t, s)
+	holder := hold(t, s.client(t), "book")
+	client := clientOf(t, s.redis(t, func(o *redis.Options) { o.Addr = p.Addr().String() }))
+	limited, cancel := context.WithCancel(ctx)
+	returned := make(chan error)
+	go func() {
+		_, err := client.Acquire(limited, "book")
+		returned <- err
+	}()
+	eventually(t, "it waits", func() bool { return s.waiters(t, "book") == 1 })
+	letGo := p.hold()
+	defer letGo()
+	cancel()
+	mustErr(t, <-returned, context.Canceled)
+	eventually(t, "its place is given up", func() bool { return s.waiters(t, "book") == 0 })
+	mustErr(t, holder.Release(ctx), nil)
+}
+
 // Trap 24: timers stand still while the machine is suspended, the clock does not.
 func TestALossIsToldSoonAfterTheMachineWasSuspended(t *testing.T) {
 	s := startServer(t)
