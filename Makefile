@@ -113,18 +113,29 @@ test-go-quick: $(MODULE) $(if $(SERVER),,server-needs) ## test the Go helper wit
 test-go: $(MODULE) $(if $(SERVER),,server-needs) ## test the Go helper with the race detector, its format and lints
 	$(call need,command -v go,golang-go)
 	$(call need,command -v openssl,openssl)
-	for module in clients/go clients/go/adapters; do \
+	for module in clients/go clients/go/adapters tests/porcupine; do \
 		(cd $$module && test -z "$$(gofmt -l .)" && go vet ./... && go run $(STATICCHECK) ./... && \
 		$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') LOCKKEEPER_MODULE='$(abspath $(MODULE))' \
 		go test -race $(if $(QUICK),-short) ./...) || exit; \
 	done
 
-.PHONY: chaos
+.PHONY: chaos chaos-planted
+
+HISTORY ?= $(TARGET)/chaos
+
+# $(call chaos,VARIABLES,TESTS): runs tests of tests/chaos, and lets a second judge look at what they recorded, where Go is.
+define chaos
+	@rm -f '$(HISTORY)'/*.jsonl '$(HISTORY)'/*.html
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') CHAOS_HISTORY='$(abspath $(HISTORY))' $(1) \
+		cargo test --workspace --test chaos -- $(2) --nocapture
+	$(call where-go,cd tests/porcupine && go run . '$(abspath $(HISTORY))')
+endef
 
 chaos: build conformance-needs $(if $(SERVER),,server-needs) ## check what owners observe while servers fail; SEED=1, MINUTES=0 (one turn of 20 rounds), ONLY=cluster, HISTORY=folder
-	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') CHAOS_SEED='$(or $(SEED),1)' CHAOS_MINUTES='$(or $(MINUTES),0)' \
-		CHAOS_ONLY='$(ONLY)' $(if $(HISTORY),CHAOS_HISTORY='$(abspath $(HISTORY))') \
-		cargo test --workspace --test chaos -- --ignored --exact rounds --nocapture
+	$(call chaos,CHAOS_SEED='$(or $(SEED),1)' CHAOS_MINUTES='$(or $(MINUTES),0)' CHAOS_ONLY='$(ONLY)',--ignored --exact rounds)
+
+chaos-planted: build conformance-needs $(if $(SERVER),,server-needs) ## see both judges of chaos find the faults that are planted, and no others
+	$(call chaos)
 
 .PHONY: bench bench-check
 

@@ -34,11 +34,11 @@ const ROUNDS: usize = 20;
 
 /// Judged, printed, and written down if that is asked for.
 fn report(name: &str, seed: u64, history: &History) -> Report {
+    let report = Report::of(name, seed, history);
     let folder: PathBuf = setting("CHAOS_HISTORY", PathBuf::new());
     if folder != PathBuf::new() {
-        recording::write(&folder, name, seed, history);
+        recording::write(&folder, name, seed, history, &report.verdict);
     }
-    let report = Report::of(name, seed, history);
     println!("{report}");
     report
 }

@@ -1,18 +1,21 @@
 //! A history as a file of JSON lines, for other judges.
 //!
 //! The first line is the run, then there is one for each event in the order in which they were asked for, then one for
-//! each fault. The fields are those of history.rs; a null stands for what nobody has answered.
+//! each fault. The fields are those of history.rs; a null stands for what nobody has answered. The last line is what the
+//! checker found, with which others compare their verdict.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::checker::Verdict;
 use super::history::{Answer, Did, Event, Fault, History};
 
 /// Writes it to `folder/NAME-SEED.jsonl`.
-pub fn write(folder: &Path, name: &str, seed: u64, history: &History) {
+pub fn write(folder: &Path, name: &str, seed: u64, history: &History, verdict: &Verdict) {
     std::fs::create_dir_all(folder).unwrap();
     let words = name.split(|letter: char| !letter.is_alphanumeric());
     let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
@@ -21,7 +24,18 @@ pub fn write(folder: &Path, name: &str, seed: u64, history: &History) {
     let run = json!({"run": name, "seed": seed, "ttl": history.ttl});
     let events = history.events.iter().map(event);
     let faults = history.faults.iter().map(fault);
-    for line in [run].into_iter().chain(events).chain(faults) {
+    let kinds = verdict
+        .violations
+        .iter()
+        .map(|found| format!("{:?}", found.kind));
+    let kinds: BTreeSet<_> = kinds.collect();
+    let verdict = json!({"violations": kinds});
+    for line in [run]
+        .into_iter()
+        .chain(events)
+        .chain(faults)
+        .chain([verdict])
+    {
         writeln!(file, "{line}").unwrap();
     }
     file.flush().unwrap();

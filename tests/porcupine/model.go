@@ -123,6 +123,11 @@ func (m model) step(l lock, o operation) []lock {
 		if isOwner {
 			next, inTime = ended, canEnd
 		}
+	case expires:
+		if isOwner {
+			next, inTime = ended, canEnd
+			next.owner = o.owner
+		}
 	case frees:
 		inTime = inTime && isOwner
 		next.owner = nobody

@@ -64,6 +64,8 @@ func TestTheModelIsALock(t *testing.T) {
 		"renewed after another was granted":       {false, []event{got(1, 0, 5), got(2, ttl, 6), renewed(1, ttl+40)}, nil},
 		"ended early":                             {false, []event{got(1, 0, 5), asked(1, "renew", 500, 510, "not")}, nil},
 		"ended in time":                           {true, []event{got(1, 0, 5), asked(1, "renew", ttl, ttl+10, "not")}, nil},
+		"believed to have ended, and released":    {true, []event{got(1, 0, 5), asked(1, "check", ttl, ttl, "not"), released(1, ttl+10)}, nil},
+		"believed to have ended early":            {false, []event{got(1, 0, 5), asked(1, "check", 500, 500, "not")}, nil},
 		"ended early in a crash":                  {false, []event{got(1, 0, 5), asked(1, "renew", 500, 510, "not")}, []fault{crash}},
 		"forgotten in a failover":                 {true, []event{got(1, 0, 5), asked(1, "renew", 500, 510, "not")}, []fault{failover}},
 		"forgotten, although a replica had it":    {false, []event{onReplica, asked(1, "renew", 500, 510, "not")}, []fault{failover}},

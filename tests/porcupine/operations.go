@@ -14,7 +14,8 @@ const (
 	grants  verb = iota // the owner was granted it, or had it already
 	may                 // an acquire that nobody answered: it may have been granted
 	renews              // the owner had it, and keeps it
-	denies              // the owner does not have it
+	denies              // the owner does not have it, the server says
+	expires             // the owner believes that its lease has ended; the server may think otherwise
 	frees               // the owner had it, and has it no more
 	forgoes             // the owner does not count on it any longer
 	waits               // the owner is in the queue by now
@@ -87,8 +88,10 @@ func operations(h *history) map[int][]porcupine.Operation {
 				o.since = e.Until - h.ttl
 				add(renews)
 			}
-		case "renew not", "check not", "release not":
+		case "renew not", "release not":
 			add(denies)
+		case "check not":
+			add(expires)
 		case "release released":
 			add(frees)
 		case "release failed", "release ":
