@@ -84,7 +84,7 @@ func ExampleClient_Do_leaderElection() {
 	}
 	campaign := func() error {
 		for {
-			err := client.Do(ctx, "leader", lead, lockkeeper.WithTTL(time.Second))
+			err := client.Do(ctx, "leader", lead, lockkeeper.WithTTL(3*time.Second))
 			if ctx.Err() != nil || !errors.Is(err, lockkeeper.ErrLost) {
 				return err
 			}

@@ -127,8 +127,8 @@ func TestASectionCostsTwoCommandsAndAConnectionThree(t *testing.T) {
 
 func TestALockIsRenewedWhileItIsHeld(t *testing.T) {
 	s := startServer(t)
-	lock := hold(t, s.client(t), "book", WithTTL(1500*time.Millisecond))
-	for range 40 {
+	lock := hold(t, s.client(t), "book", WithTTL(3*time.Second))
+	for range 80 {
 		time.Sleep(50 * time.Millisecond)
 		if lock.Remaining() == 0 || s.ask(t, "PTTL", "book").(int64) <= 0 {
 			t.Fatal(lock.Err())
@@ -144,7 +144,7 @@ func TestALockIsRenewedWhileItIsHeld(t *testing.T) {
 
 func TestALossIsToldWithItsReasonAndHarmsNobody(t *testing.T) {
 	s := startServer(t)
-	client := s.client(t, WithTTL(500*time.Millisecond))
+	client := s.client(t, WithTTL(3*time.Second))
 	deleted := hold(t, client, "deleted")
 	held, cancel := deleted.Context(ctx)
 	defer cancel()
@@ -166,7 +166,7 @@ func TestALossIsToldWithItsReasonAndHarmsNobody(t *testing.T) {
 	mustLose(t, short, MaxHold)
 	mustErr(t, short.Release(ctx), nil)
 
-	unkept := hold(t, client, "unkept", WithoutRenewal())
+	unkept := hold(t, client, "unkept", WithTTL(500*time.Millisecond), WithoutRenewal())
 	mustLose(t, unkept, Expired)
 	mustErr(t, unkept.Release(ctx), ErrLost)
 }
@@ -329,7 +329,7 @@ func TestTheLimitsOfTheUsersClientAreNotOurs(t *testing.T) {
 	rdb := s.redis(t, func(o *redis.Options) {
 		o.PoolSize, o.ReadTimeout, o.PoolTimeout, o.MaxRetries = 1, 50*time.Millisecond, 50*time.Millisecond, 3
 	})
-	client := clientOf(t, rdb, WithTTL(500*time.Millisecond))
+	client := clientOf(t, rdb, WithTTL(3*time.Second))
 	lock := hold(t, client, "book")
 	var group sync.WaitGroup
 	defer group.Wait()

@@ -62,7 +62,7 @@ func TestAUnixSocketAUserADatabaseAndEitherProtocolAreUsed(t *testing.T) {
 func TestWhoMayNotLookWaitsAllTheSame(t *testing.T) {
 	s := startServer(t)
 	s.ask(t, "ACL", "SETUSER", "app", "on", ">secret", "~*", "+lock.acquire", "+lock.renew", "+lock.release", "+hello")
-	client := clientOf(t, s.redis(t, func(o *redis.Options) { o.Username, o.Password = "app", "secret" }), WithTTL(time.Second))
+	client := clientOf(t, s.redis(t, func(o *redis.Options) { o.Username, o.Password = "app", "secret" }), WithTTL(3*time.Second))
 	lock := hold(t, client, "book")
 	granted := make(chan error)
 	go func() {

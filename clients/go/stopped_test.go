@@ -30,7 +30,7 @@ func work() {
 		}
 		<-ctx.Done()
 		return context.Cause(ctx)
-	}, WithTTL(time.Second))
+	}, WithTTL(2*time.Second))
 	var lost *LostError
 	if errors.As(err, &lost) {
 		fmt.Println("lost", lost.Why)
@@ -53,7 +53,7 @@ func TestAProcessThatWasStoppedKnowsWhenItGoesOn(t *testing.T) {
 	lines := bufio.NewScanner(output)
 	says := func() string { lines.Scan(); return lines.Text() }
 	mustBe(t, says(), "held")
-	time.Sleep(1500 * time.Millisecond) // it is renewed
+	time.Sleep(2500 * time.Millisecond) // it is renewed
 
 	mustErr(t, process.Process.Signal(syscall.SIGSTOP), nil)
 	next, err := s.client(t).Acquire(ctx, "book", WithWait(patience))
