@@ -78,8 +78,7 @@ func (a *acquisition) newOwner() { a.owner = a.settings.label + ":" + uuid.NewSt
 func (a *acquisition) mayWait() bool { return a.deadline-now() >= millisecond }
 
 // until is when one question is given up. One try may take its time; a wait that is over is over.
-func (a *acquisition) until(limit int64) int64 {
-	at := now() + limit
+func (a *acquisition) until(at int64) int64 {
 	if a.settings.wait == 0 {
 		return min(at, a.startedAt+longestAttempt)
 	}
@@ -92,9 +91,9 @@ func (a *acquisition) until(limit int64) int64 {
 func (a *acquisition) run(ctx context.Context) (*Lock, error) {
 	pause, warnedAt := int64(firstPause), int64(0)
 	var trouble error
+	begun := a.startedAt
 	for tries := 1; ; tries++ {
-		begun := now()
-		lock, err := a.once(ctx)
+		lock, err := a.once(ctx, begun)
 		switch {
 		case lock != nil:
 			return lock, nil
@@ -124,7 +123,7 @@ func (a *acquisition) run(ctx context.Context) (*Lock, error) {
 		if err != nil && a.settings.wait != 0 && !a.mayWait() {
 			return nil, told(a.client.place.String(), err)
 		}
-		pause = min(pause*2, lastPause)
+		pause, begun = min(pause*2, lastPause), now()
 	}
 }
 
@@ -156,15 +155,14 @@ func (a *acquisition) cancelled(ctx context.Context, trouble error) error {
 }
 
 // once asks, and waits in the queue if the lock is busy. Neither a lock nor an error: it is busy, or was.
-func (a *acquisition) once(ctx context.Context) (*Lock, error) {
+func (a *acquisition) once(ctx context.Context, sentAt int64) (*Lock, error) {
 	t := a.settings.terms
 	// What was granted in a former name would keep us out.
 	var commands []command
 	for _, owner := range a.former {
 		commands = append(commands, releaseCommand(a.key, owner))
 	}
-	sentAt := now()
-	replies, err := a.ask(ctx, longestAttempt/2, append(commands, acquireCommand(a.key, a.owner, t.ttl))...)
+	replies, err := a.ask(ctx, sentAt+longestAttempt/2, append(commands, acquireCommand(a.key, a.owner, t.ttl))...)
 	if err != nil {
 		return nil, err
 	}
@@ -188,9 +186,10 @@ func (a *acquisition) once(ctx context.Context) (*Lock, error) {
 	}
 	// Whoever handed it over wrote it, which our connection could not ask the replicas about. And the lease of a grant
 	// began at some moment after it was asked for: if that is long ago, what can be counted on starts with a renewal.
-	if waited && a.settings.minReplicas > 0 || t.isStale(sentAt, now()) {
-		sentAt = now()
-		replies, err := a.ask(ctx, max(t.attempt(), leastAttempt), renewCommand(a.key, a.owner, t.ttl))
+	at := now()
+	if waited && a.settings.minReplicas > 0 || t.isStale(sentAt, at) {
+		sentAt = at
+		replies, err := a.ask(ctx, at+max(t.attempt(), leastAttempt), renewCommand(a.key, a.owner, t.ttl))
 		if err != nil {
 			return nil, err
 		}
@@ -202,8 +201,9 @@ func (a *acquisition) once(ctx context.Context) (*Lock, error) {
 			a.inDoubt = false
 			return nil, nil
 		}
+		at = now()
 	}
-	return a.granted(fence, sentAt), nil
+	return a.granted(fence, sentAt, at), nil
 }
 
 func (a *acquisition) ask(ctx context.Context, limit int64, commands ...command) ([]*redis.Cmd, error) {
@@ -242,12 +242,11 @@ func (a *acquisition) refused(err error) error {
 	return err
 }
 
-func (a *acquisition) granted(fence, sentAt int64) *Lock {
+func (a *acquisition) granted(fence, sentAt, at int64) *Lock {
 	c := a.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at := now()
-	e := c.newEntry(a.key, a.owner, fence, a.settings, granted(a.settings.terms, sentAt, at))
+	e := c.newEntry(a.key, a.owner, fence, at, a.settings, granted(a.settings.terms, sentAt, at))
 	c.schedule(e, at)
 	a.inDoubt = false
 	c.debug(func() { c.settings.logger.Debug("acquired", "key", e.key, "owner", e.owner, "fence", fence) })

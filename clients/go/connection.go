@@ -23,7 +23,7 @@ type connection struct {
 	node     *node
 	client   *redis.Client
 	redis    *redis.Conn
-	usedAt   int64
+	usedAt   time.Time
 
 	mu      sync.Mutex
 	cut     bool // nothing may be read or written by go-redis any more
@@ -49,25 +49,23 @@ func (c *connection) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func (c *connection) unlessCut(f func() error) error {
+// The deadlines of go-redis are not heeded: each is a call of the system, and [connection.limit] has set ours.
+
+func (c *connection) SetDeadline(time.Time) error      { return nil }
+func (c *connection) SetReadDeadline(time.Time) error  { return nil }
+func (c *connection) SetWriteDeadline(time.Time) error { return nil }
+
+// limit is until when what is written and read next may take.
+func (c *connection) limit(until int64) {
+	var deadline time.Time
+	if until != forever {
+		deadline = time.Now().Add(time.Duration(until-now()) * time.Microsecond)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.cut {
-		return errCut
+	if !c.cut {
+		_ = c.raw.SetDeadline(deadline)
 	}
-	return f()
-}
-
-func (c *connection) SetDeadline(t time.Time) error {
-	return c.unlessCut(func() error { return c.raw.SetDeadline(t) })
-}
-
-func (c *connection) SetReadDeadline(t time.Time) error {
-	return c.unlessCut(func() error { return c.raw.SetReadDeadline(t) })
-}
-
-func (c *connection) SetWriteDeadline(t time.Time) error {
-	return c.unlessCut(func() error { return c.raw.SetWriteDeadline(t) })
 }
 
 // Close does nothing: go-redis closes what it thinks is broken, on which we may have more to say.
@@ -94,20 +92,17 @@ func (c *connection) isCut() bool {
 // are told by the error, and the connection is only good for [connection.giveUp].
 func (c *connection) exchange(ctx context.Context, until int64, commands ...command) ([]*redis.Cmd, error) {
 	stop := context.AfterFunc(ctx, c.interrupt)
-	limited, cancel := context.Background(), context.CancelFunc(func() {})
-	if until != forever {
-		limited, cancel = context.WithTimeout(limited, time.Duration(until-now())*time.Microsecond)
-	}
-	defer cancel()
+	c.limit(until)
+	limitless := context.Background()
 	var replies []*redis.Cmd
 	if len(commands) == 1 {
-		replies = []*redis.Cmd{c.redis.Do(limited, commands[0]...)}
+		replies = []*redis.Cmd{c.redis.Do(limitless, commands[0]...)}
 	} else {
 		pipeline := c.redis.Pipeline()
 		for _, each := range commands {
-			replies = append(replies, pipeline.Do(limited, each...))
+			replies = append(replies, pipeline.Do(limitless, each...))
 		}
-		_, _ = pipeline.Exec(limited)
+		_, _ = pipeline.Exec(limitless)
 	}
 	interrupted := !stop()
 	for _, reply := range replies {

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -38,7 +39,7 @@ type Client struct {
 	order   order
 	logs    []func()
 	users   int // questions under way
-	usedAt  int64
+	usedAt  time.Time
 	looksAt int64 // when the watchdog looks next
 	running bool
 	closed  bool

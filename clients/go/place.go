@@ -16,7 +16,7 @@ import (
 
 const (
 	// keep is how long a connection is kept that nobody needs: a fresh one costs a handshake, HELLO, AUTH, SELECT.
-	keep = 10 * second
+	keep = 10 * time.Second
 
 	// mostQuestions may be under way on one node, waits and renewals not counted: each has a connection.
 	mostQuestions = 32
@@ -45,9 +45,9 @@ func newNode(from *redis.Options, addr, name string) *node {
 		CredentialsProviderContext:   from.CredentialsProviderContext,
 		StreamingCredentialsProvider: from.StreamingCredentialsProvider,
 
-		// The time is ours to limit, by deadlines. The pool is for one connection; at a limit of one, a failed
+		// The time is ours to limit. The pool is for one connection; at a limit of one, a failed
 		// handshake would make it dial in the background.
-		MaxRetries: -1, DialerRetries: 1, ReadTimeout: -1, WriteTimeout: -1, ContextTimeoutEnabled: true,
+		MaxRetries: -1, DialerRetries: 1, ReadTimeout: -1, WriteTimeout: -1,
 		PoolSize: 2, ConnMaxIdleTime: -1, ReadBufferSize: 4096, WriteBufferSize: 4096,
 		DisableIdentity:          true, // CLIENT SETINFO would cost two commands a connection
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
@@ -80,6 +80,7 @@ func (n *node) dial() (*connection, error) {
 	}
 	c.client = redis.NewClient(&options)
 	c.redis = c.client.Conn()
+	c.limit(now() + longestAttempt)
 	// Logs in first. Who may not name the connection may still use it.
 	if err := c.redis.ClientSetName(ctx, n.name).Err(); err != nil && !has(err, "NOPERM") {
 		c.giveUp(nil)
@@ -143,16 +144,20 @@ func (n *node) failed(err error) error {
 func (n *node) askInTurn(
 	ctx context.Context, asking bool, until int64, minReplicas int, undo command, commands ...command,
 ) ([]*redis.Cmd, error) {
-	timeout := after(until)
-	defer timeout.Stop()
 	select {
 	case n.questions <- struct{}{}:
-		defer func() { <-n.questions }()
-	case <-ctx.Done():
-		return nil, n.failed(unreachable(n.String(), ctx.Err()))
-	case <-timeout.C:
-		return nil, n.failed(unreachable(n.String(), "too many questions are under way"))
+	default:
+		timeout := after(until)
+		defer timeout.Stop()
+		select {
+		case n.questions <- struct{}{}:
+		case <-ctx.Done():
+			return nil, n.failed(unreachable(n.String(), ctx.Err()))
+		case <-timeout.C:
+			return nil, n.failed(unreachable(n.String(), "too many questions are under way"))
+		}
 	}
+	defer func() { <-n.questions }()
 	return n.question(ctx, asking, until, minReplicas, undo, commands...)
 }
 
@@ -231,7 +236,7 @@ func (n *node) askOn(ctx context.Context, c *connection, until int64, undo comma
 	for _, reply := range replies {
 		if has(reply.Err(), elsewhere) {
 			c.giveUp(nil)
-			n.closeIdle(now())
+			n.closeIdle(time.Now())
 			return replies, nil
 		}
 	}
@@ -266,7 +271,7 @@ func (n *node) takeIdle() *connection {
 func (n *node) give(c *connection) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	c.usedAt = now()
+	c.usedAt = time.Now()
 	if c.isCut() {
 		c.giveUp(nil)
 		return
@@ -275,10 +280,10 @@ func (n *node) give(c *connection) {
 }
 
 // closeIdle closes what has not been used since then, and tells whether nothing is left.
-func (n *node) closeIdle(since int64) bool {
+func (n *node) closeIdle(since time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for len(n.idle) > 0 && n.idle[0].usedAt <= since {
+	for len(n.idle) > 0 && !n.idle[0].usedAt.After(since) {
 		n.idle[0].giveUp(nil)
 		n.idle = n.idle[1:]
 	}
@@ -399,7 +404,7 @@ func (p *place) failed(key string, from *node, err error) (redirected bool) {
 }
 
 // closeIdle closes what has not been used since then, everywhere, and tells whether nothing is left.
-func (p *place) closeIdle(since int64) bool {
+func (p *place) closeIdle(since time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	none := true

@@ -26,7 +26,10 @@ const (
 	toldAfter = 2
 )
 
-var errClosed = errors.New("the client was closed")
+var (
+	errClosed   = errors.New("the client was closed")
+	errNoAnswer = unreachable("release", "no answer before the lock ended")
+)
 
 // entry is a lease as the watchdog knows it. It does not refer to the holder's handle, which may be collected.
 type entry struct {
@@ -56,9 +59,9 @@ type renewing struct {
 	told  chan error
 }
 
-func (c *Client) newEntry(key, owner string, fence int64, s settings, l lease) *entry {
-	e := &entry{client: c, key: key, owner: owner, fence: fence, minReplicas: s.minReplicas, grantedAt: now(),
-		lease: l, index: -1, outcome: unreachable("release", "no answer before the lock ended"),
+func (c *Client) newEntry(key, owner string, fence, at int64, s settings, l lease) *entry {
+	e := &entry{client: c, key: key, owner: owner, fence: fence, minReplicas: s.minReplicas, grantedAt: at,
+		lease: l, index: -1, outcome: errNoAnswer,
 		told: make(chan struct{}), ended: make(chan struct{})}
 	e.endsAt.Store(l.endsAt)
 	e.loss, e.lose = context.WithCancelCause(context.Background())
@@ -84,7 +87,7 @@ func (c *Client) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.users--
-	c.usedAt = now()
+	c.usedAt = time.Now()
 	if c.closed {
 		c.wake()
 	}
@@ -113,9 +116,9 @@ func (c *Client) run() {
 		}
 		logs := c.logs
 		c.logs = nil
-		idleSince := at - keep
+		idleSince := time.Now().Add(-keep)
 		if c.closed {
-			idleSince, until = at, min(until, at+10*millisecond)
+			idleSince, until = time.Now(), min(until, at+10*millisecond)
 		}
 		c.looksAt = until
 		c.mu.Unlock()
@@ -137,10 +140,10 @@ func (c *Client) run() {
 }
 
 // isOver tells whether the watchdog may end, since nobody has needed it since then.
-func (c *Client) isOver(since int64) bool {
+func (c *Client) isOver(since time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.users > 0 || len(c.entries) > 0 || len(c.logs) > 0 || !c.closed && c.usedAt > since {
+	if c.users > 0 || len(c.entries) > 0 || len(c.logs) > 0 || !c.closed && c.usedAt.After(since) {
 		return false
 	}
 	c.running = false
@@ -374,7 +377,8 @@ func (c *Client) giveUp(e *entry, notBefore int64) (next action, sentAt int64) {
 func (c *Client) giveUpInDoubt(key, owner string, s settings) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.schedule(c.newEntry(key, owner, 0, s, inDoubt(s.terms, now())), now())
+	at := now()
+	c.schedule(c.newEntry(key, owner, 0, at, s, inDoubt(s.terms, at)), at)
 }
 
 // finish: nothing is left to do for this one.
@@ -383,7 +387,7 @@ func (c *Client) finish(e *entry) {
 		heap.Remove(&c.order, e.index)
 	}
 	delete(c.entries, e)
-	c.usedAt = now()
+	c.usedAt = time.Now()
 	e.tellReleased()
 	select {
 	case <-e.ended:
