@@ -125,10 +125,11 @@ HISTORY ?= $(TARGET)/chaos
 
 # $(call chaos,VARIABLES,TESTS): runs tests of tests/chaos, and lets a second judge look at what they recorded, where Go is.
 define chaos
-	@rm -f '$(HISTORY)'/*.jsonl '$(HISTORY)'/*.html
+	@mkdir -p '$(HISTORY)' && rm -f '$(HISTORY)'/*.jsonl '$(HISTORY)'/*.html '$(HISTORY)/failed'
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') CHAOS_HISTORY='$(abspath $(HISTORY))' $(1) \
-		cargo test --workspace --test chaos -- $(2) --nocapture
+		cargo test --workspace --test chaos -- $(2) --nocapture || touch '$(HISTORY)/failed'
 	$(call where-go,cd tests/porcupine && go run . '$(abspath $(HISTORY))')
+	@! test -e '$(HISTORY)/failed'
 endef
 
 chaos: build conformance-needs $(if $(SERVER),,server-needs) ## check what owners observe while servers fail; SEED=1, MINUTES=0 (one turn of 20 rounds), ONLY=cluster, HISTORY=folder

@@ -4,8 +4,8 @@
 //
 //	porcupine FOLDER
 //
-// It fails if the judges differ, or if a history without a planted fault is none of a lock. Beside such a history it
-// draws it, as FILE.html.
+// It fails if the judges differ, or if one of them finds fault with a history in which none was planted. What is no history
+// of a lock it draws, in FILE-KEY.html. Where it finds no order in time it says Unknown: most likely there is none.
 package main
 
 import (
@@ -40,11 +40,14 @@ func main() {
 			os.Exit(1)
 		}
 		verdict := judge(h, strings.TrimSuffix(path, ".jsonl"))
-		ours := verdict == porcupine.Ok
-		theirs := !slices.ContainsFunc(h.found, func(kind string) bool { return slices.Contains(judged, kind) })
-		isPlanted := strings.HasPrefix(h.run, "planted")
+		theirs := porcupine.Ok
+		if slices.ContainsFunc(h.found, func(kind string) bool { return slices.Contains(judged, kind) }) {
+			theirs = porcupine.Illegal
+		}
+		isClean := verdict == porcupine.Ok && len(h.found) == 0
+		differ := h.found != nil && verdict != theirs && (verdict != porcupine.Unknown || theirs == porcupine.Ok)
 		remark := ""
-		if h.found != nil && ours != theirs || !ours && !isPlanted || verdict == porcupine.Unknown {
+		if differ || !isClean && !strings.HasPrefix(h.run, "planted") {
 			failed, remark = true, "  <- wrong"
 		}
 		fmt.Printf("%-60s %7d events  %-8s  first judge: %v%s\n", filepath.Base(path), len(h.events), verdict, h.found, remark)

@@ -92,7 +92,7 @@ func (m model) passes(l lock, o operation) bool {
 // step gives the states to which an operation may lead; none if it contradicts the state.
 func (m model) step(l lock, o operation) []lock {
 	passes, isOwner := m.passes(l, o), l.owner == o.owner
-	if o.verb == grants || o.verb == may || o.verb == stops {
+	if o.verb != waits && o.verb != may {
 		l = l.without(o.owner)
 	}
 	next, inTime := l.at(l.now, o)
@@ -104,9 +104,9 @@ func (m model) step(l lock, o operation) []lock {
 		case isOwner && l.known:
 			inTime = inTime && o.fence == l.fence
 		case isOwner:
-			inTime = inTime && o.fence > l.fence
+			inTime = inTime && o.fence == l.fence+1
 		default:
-			next, inTime = ended, canEnd && o.fence > l.fence && !passes
+			next, inTime = ended, canEnd && o.fence == l.fence+1 && !passes
 			next.owner, next.lasts = o.owner, 0
 		}
 		next.fence, next.known, next.lasts, next.safe = o.fence, true, max(next.lasts, o.lasts), o.safe
@@ -136,7 +136,9 @@ func (m model) step(l lock, o operation) []lock {
 			next.lasts = 0
 		}
 	case waits:
-		next.waiting = append(slices.Clone(next.waiting), waiter{o.owner, o.since - idle})
+		if !isOwner { // who was granted it has not heard of it yet
+			next.waiting = append(slices.Clone(next.waiting), waiter{o.owner, o.since - idle})
+		}
 	case writes:
 		if !o.accepted && isOwner {
 			next, inTime = ended, canEnd

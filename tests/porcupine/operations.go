@@ -30,7 +30,7 @@ type operation struct {
 	owner        int64
 	since, until int64 // of the operation
 	lasts        int64 // until when the lock is the owner's at least
-	fence        int64
+	fence        int64 // as its place among those of the key
 	safe         bool
 	came         int64 // when its owner first asked for the lock
 	order        int64 // of a write
@@ -52,10 +52,22 @@ func operations(h *history) map[int][]porcupine.Operation {
 	}
 	events := slices.Clone(h.events)
 	slices.SortStableFunc(events, func(a, b event) int { return cmp.Compare(a.Asked, b.Asked) })
+	fences := map[int][]int64{}
+	for _, e := range events {
+		if e.Answer == "held" {
+			fences[e.Key] = append(fences[e.Key], e.Fence)
+		}
+	}
+	for key := range fences {
+		slices.Sort(fences[key])
+		fences[key] = slices.Compact(fences[key])
+	}
 	lasts := map[int64]int64{} // of each owner, as far as it is known
 	all := map[int][]porcupine.Operation{}
 	for _, e := range events {
-		o := operation{owner: e.Tenure, since: e.Asked, until: e.answered(last), lasts: e.Until, fence: e.Fence, safe: e.Safe,
+		// The order of the fences is that of the grants: so nobody has to look for it.
+		place, _ := slices.BinarySearch(fences[e.Key], max(e.Fence, e.Shown))
+		o := operation{owner: e.Tenure, since: e.Asked, until: e.answered(last), lasts: e.Until, fence: int64(place) + 1, safe: e.Safe,
 			came: came[e.Tenure]}
 		add := func(what verb) {
 			o.verb = what
@@ -76,8 +88,13 @@ func operations(h *history) map[int][]porcupine.Operation {
 			o.since = min(o.since+e.Wait, o.until)
 			add(stops)
 		case "acquire failed", "acquire ":
+			given := o.until
 			o.until = max(o.until, ends[e.Tenure])
 			add(may)
+			if e.Wait > 0 {
+				o.since, o.until = given, given
+				add(stops)
+			}
 		case "renew held":
 			lasts[e.Tenure] = max(lasts[e.Tenure], e.Until)
 			add(renews)
@@ -97,7 +114,7 @@ func operations(h *history) map[int][]porcupine.Operation {
 		case "release failed", "release ":
 			add(forgoes)
 		case "write accepted", "write refused":
-			o.fence, o.order, o.accepted = e.Shown, e.Order, e.Answer == "accepted"
+			o.order, o.accepted = e.Order, e.Answer == "accepted"
 			add(writes)
 		}
 	}
