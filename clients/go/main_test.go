@@ -15,11 +15,10 @@ import (
 // ExampleAddr is where the examples find their server.
 var ExampleAddr string
 
+// ExampleWorker is the variable in which a worker of an example finds it.
+const ExampleWorker = "LOCKKEEPER_EXAMPLE_WORKER"
+
 func TestMain(m *testing.M) {
-	if os.Getenv(worker) != "" {
-		work()
-		return
-	}
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	end := startForExamples()
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {

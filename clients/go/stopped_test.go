@@ -1,4 +1,4 @@
-package lockkeeper
+package lockkeeper_test
 
 import (
 	"bufio"
@@ -8,58 +8,70 @@ import (
 	"os"
 	"os/exec"
 	"syscall"
-	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	lockkeeper "github.com/lockkeeper/lockkeeper/clients/go"
 )
 
-// worker makes this program hold a lock on the server at that address, as one of several processes.
-const worker = "LOCKKEEPER_TEST_WORKER"
-
+// work is what each of several processes does, of which one works at a time.
 func work() {
-	rdb := redis.NewClient(&redis.Options{Addr: os.Getenv(worker)})
-	client, err := New(rdb)
+	rdb := redis.NewClient(&redis.Options{Addr: os.Getenv(lockkeeper.ExampleWorker)})
+	client, err := lockkeeper.New(rdb)
 	if err != nil {
 		panic(err)
 	}
-	err = client.Do(ctx, "book", func(ctx context.Context, lock *Lock) error {
-		fmt.Println("held")
-		for lock.Err() == nil {
+	err = client.Do(context.Background(), "shift", func(ctx context.Context, lock *lockkeeper.Lock) error {
+		fmt.Println("working")
+		for lock.Err() == nil { // by the clock: right even if the process was stopped just now
 			time.Sleep(time.Millisecond)
 		}
-		<-ctx.Done()
-		return context.Cause(ctx)
-	}, WithTTL(2*time.Second))
-	var lost *LostError
+		return lock.Err()
+	}, lockkeeper.WithTTL(2*time.Second))
+	var lost *lockkeeper.LostError
 	if errors.As(err, &lost) {
-		fmt.Println("lost", lost.Why)
-	} else {
-		fmt.Println(err)
+		fmt.Println("lost:", lost.Why)
 	}
 }
 
-// Several workers have a watchdog on one key. One of them is stopped for longer than its ttl, goes on, and knows.
-func TestAProcessThatWasStoppedKnowsWhenItGoesOn(t *testing.T) {
-	s := startServer(t)
+// The tests run this program once more as a worker.
+func init() {
+	if os.Getenv(lockkeeper.ExampleWorker) != "" {
+		work()
+		os.Exit(0)
+	}
+}
+
+// Several workers keep one lock with their watchdogs. One of them is stopped for longer than its ttl, goes on, and knows.
+func ExampleLock_Err() {
+	rdb, client := clients()
+	defer close(rdb, client)
 	program, err := os.Executable()
-	mustErr(t, err, nil)
-	process := exec.Command(program)
-	process.Env = append(os.Environ(), worker+"="+s.addr)
-	output, err := process.StdoutPipe()
-	mustErr(t, err, nil)
-	mustErr(t, process.Start(), nil)
-	defer func() { _ = process.Process.Kill(); _ = process.Wait() }()
+	if err != nil {
+		panic(err)
+	}
+	worker := exec.Command(program)
+	worker.Env = append(os.Environ(), lockkeeper.ExampleWorker+"="+lockkeeper.ExampleAddr)
+	output, _ := worker.StdoutPipe()
+	if err := worker.Start(); err != nil {
+		panic(err)
+	}
+	defer worker.Wait()
 	lines := bufio.NewScanner(output)
 	says := func() string { lines.Scan(); return lines.Text() }
-	mustBe(t, says(), "held")
-	time.Sleep(2500 * time.Millisecond) // it is renewed
+	fmt.Println("the first is", says())
 
-	mustErr(t, process.Process.Signal(syscall.SIGSTOP), nil)
-	next, err := s.client(t).Acquire(ctx, "book", WithWait(patience))
-	mustErr(t, err, nil)
-	mustErr(t, process.Process.Signal(syscall.SIGCONT), nil)
-	mustBe(t, says(), "lost expired")
-	mustErr(t, next.Renew(ctx), nil)
-	mustErr(t, next.Release(ctx), nil)
+	_ = worker.Process.Signal(syscall.SIGSTOP)
+	next, err := client.Acquire(context.Background(), "shift") // a ttl later
+	fmt.Println("the next is working:", err == nil)
+	_ = worker.Process.Signal(syscall.SIGCONT)
+	fmt.Println("the first has", says())
+	fmt.Println("the next is unharmed:", next.Renew(context.Background()) == nil)
+	_ = next.Release(context.Background())
+	// Output:
+	// the first is working
+	// the next is working: true
+	// the first has lost: expired
+	// the next is unharmed: true
 }
