@@ -18,7 +18,7 @@ endef
 .PHONY: help build run install test lint clean build-needs server-needs test-needs python-needs
 
 help: ## show this
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 build: build-needs ## build the module and the command into target/release
 	cargo build --release
@@ -214,10 +214,11 @@ licences: build-needs $(ABOUT) ## write the licences of what is linked to target
 $(DENY):
 	cargo install --quiet --locked --root $(TARGET)/tools --version 0.20.2 cargo-deny
 
+# Its release profile optimizes over all crates at link time, which takes longer than all else.
 $(ABOUT):
-	cargo install --quiet --locked --root $(TARGET)/tools --version 0.9.3 --features cli cargo-about
+	CARGO_PROFILE_RELEASE_LTO=off cargo install --quiet --locked --root $(TARGET)/tools --version 0.9.3 --features cli cargo-about
 
-.PHONY: dist test-packages
+.PHONY: dist dist-arm64 test-packages
 
 # TARGETS='x86_64-unknown-linux-gnu …' names what must be built; without it, what Rust is here for.
 dist: build-needs licences $(TARGET)/tools/zig/bin/cargo-zigbuild $(CYCLONEDX) ## make a release in dist/: archives, packages, checksums, what is in them
@@ -232,6 +233,10 @@ $(TARGET)/tools/zig/bin/cargo-zigbuild:
 
 $(CYCLONEDX):
 	cargo install --quiet --locked --root $(TARGET)/tools --version 0.5.9 cargo-cyclonedx
+
+dist-arm64: ## add what is for 64-bit ARM, where `rustup target add` is out of reach; needs root
+	$(call need,command -v mmdebstrap,mmdebstrap)
+	packaging/dist-arm64
 
 test-packages: ## test what `make dist` made: packages, images, units, metrics; needs root
 	packaging/tests/all
