@@ -207,9 +207,12 @@ audit: build-needs $(DENY) ## check licences, sources and known holes of what is
 	$(DENY) --log-level error check --hide-inclusion-graph $(if $(filter no,$(ADVISORIES)),licenses bans sources)
 	$(if $(filter no,$(ADVISORIES)),@echo 'Known holes (advisories) were not looked for.')
 
-licences: build-needs $(ABOUT) ## write the licences of what is linked to target/licences.txt, for whoever ships a binary
+licences: $(TARGET)/licences.txt ## write the licences of what is linked to target/licences.txt, for whoever ships a binary
+
+$(TARGET)/licences.txt: Cargo.lock Cargo.toml cli/Cargo.toml packaging/about.toml packaging/about.hbs | build-needs $(ABOUT)
 	{ $(foreach manifest,Cargo.toml cli/Cargo.toml,$(ABOUT) generate --locked --fail --config packaging/about.toml \
-		--manifest-path $(manifest) packaging/about.hbs &&) true; } > $(TARGET)/licences.txt
+		--manifest-path $(manifest) packaging/about.hbs &&) true; } > $@.new
+	mv $@.new $@
 
 $(DENY):
 	cargo install --quiet --locked --root $(TARGET)/tools --version 0.20.2 cargo-deny
