@@ -2,11 +2,18 @@
 //!
 //! Pure: std only, no clock, no I/O, no Redis. The server's clock comes in as `now`, the key as a
 //! [`Found`]; what is to be done goes out as a [`Decision`], which the shell carries out.
+//!
+//! - here: one holder, and the commands
+//! - [`holders`]: several
+
+mod holders;
 
 use std::borrow::Borrow;
 use std::rc::Rc;
 
 use crate::time::{MAX_INTEGER, Ttl, UnixMs, UnixUs};
+
+pub use holders::{Holder, Holders, Limit, Value, may_be_list};
 
 /// Longest owner, in bytes. With the 17 bytes before it the value fits a small allocation.
 pub const MAX_OWNER: usize = 512;
@@ -92,6 +99,10 @@ impl Fence {
         self.0
     }
 
+    fn is_at_most_a_day_ahead(self, now: UnixUs) -> bool {
+        self.0 <= now.0.saturating_add(DAY_US)
+    }
+
     /// How long the lock has been held, in milliseconds; 0 for a fence ahead of the clock.
     pub fn held_ms(self, now: UnixUs) -> u64 {
         now.0.saturating_sub(self.0) / 1000
@@ -139,7 +150,7 @@ impl Fences {
     pub fn next(&mut self, now: UnixUs, replaced: Option<Fence>) -> Fence {
         self.last = (self.last + 1).max(now.0).min(MAX_INTEGER);
         let above = replaced
-            .filter(|fence| fence.0 <= now.0.saturating_add(DAY_US))
+            .filter(|fence| fence.is_at_most_a_day_ahead(now))
             .map_or(0, |fence| fence.0 + 1);
         Fence(self.last.max(above).min(MAX_INTEGER))
     }
@@ -159,11 +170,7 @@ pub fn read(value: &[u8]) -> Reading<'_> {
     let ours = || {
         let (digits, rest) = value.split_at_checked(FENCE_DIGITS)?;
         let owner = Owner::new(rest.strip_prefix(b":")?)?;
-        let number = digits.iter().try_fold(0, |sum: u64, byte| {
-            byte.is_ascii_digit()
-                .then(|| sum * 10 + u64::from(byte - b'0'))
-        })?;
-        Some((Fence::new(number)?, owner.bytes()))
+        Some((Fence::new(number(digits)?)?, owner.bytes()))
     };
     match ours() {
         Some((fence, owner)) => Reading {
@@ -180,15 +187,26 @@ pub fn read(value: &[u8]) -> Reading<'_> {
 /// Writes the value that [`read`] reads.
 pub fn write(fence: Fence, owner: Owner) -> Vec<u8> {
     let mut value = Vec::with_capacity(PREFIX + owner.bytes().len());
-    value.resize(PREFIX, b'0');
-    let mut number = fence.0;
-    for digit in value[..FENCE_DIGITS].iter_mut().rev() {
+    value.resize(PREFIX, b':');
+    digits(&mut value[..FENCE_DIGITS], fence.0);
+    value.extend_from_slice(owner.bytes());
+    value
+}
+
+/// Reads digits and nothing else, at most 19.
+fn number(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0, |sum: u64, byte| {
+        byte.is_ascii_digit()
+            .then(|| sum * 10 + u64::from(byte - b'0'))
+    })
+}
+
+/// Writes a number with as many digits as there is room for.
+fn digits(room: &mut [u8], mut number: u64) {
+    for digit in room.iter_mut().rev() {
         *digit = b'0' + (number % 10) as u8;
         number /= 10;
     }
-    value[FENCE_DIGITS] = b':';
-    value.extend_from_slice(owner.bytes());
-    value
 }
 
 /// The key as one caller finds it.
@@ -224,13 +242,26 @@ fn claim(value: &[u8], owner: Owner) -> Claim {
     }
 }
 
+/// What an ACQUIRE asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseRequest<'a> {
+    pub owner: Owner<'a>,
+    pub ttl: Ttl,
+    pub limit: Limit,
+}
+
 /// What comes of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The caller holds the lock under this fence.
+    /// The caller was granted the lock, under this fence.
     Acquired(Fence),
-    /// Another holds it.
+    /// The caller holds the lock already, with this limit and under this fence.
+    Confirmed(Fence),
+    /// Others hold it, or wait for it.
     Busy,
+    /// The caller holds the lock with another limit, and the other holders do not admit the one it asks for. It
+    /// must not wait for that: two of them would wait for each other.
+    NotAdmitted,
     Renewed,
     Released,
     /// RENEW or RELEASE: another holds it.
@@ -240,125 +271,193 @@ pub enum Outcome {
     WrongType,
 }
 
-/// Who holds a lock, under which fence, until when.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lease<'a> {
-    pub owner: Owner<'a>,
-    pub fence: Fence,
-    pub ends_at: UnixMs,
-}
-
-impl Lease<'_> {
-    /// What the key then holds.
-    pub fn value(self) -> Vec<u8> {
-        write(self.fence, self.owner)
-    }
-}
-
 /// What happens to the key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect<'a> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
     Nothing,
-    /// The key gets the value of this lease, and its end.
-    Set(Lease<'a>),
+    /// The key gets this value and its end.
+    Set(Value),
     /// The value stays and ends at this time.
     Expire {
         ends_at: UnixMs,
     },
-    /// The key goes, or becomes the next one's, whose fence must be above the one that the value carried.
-    Delete {
-        replaced: Option<Fence>,
-    },
+    /// The key is held by these, and by those who wait and are admitted beside them; it goes if there is nobody.
+    Hold(Holders),
 }
 
 /// What the reply is and what happens to the key: both, or the shell does neither.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision<'a> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
     pub outcome: Outcome,
-    pub effect: Effect<'a>,
+    pub effect: Effect,
 }
 
-impl Decision<'_> {
-    fn refuse(outcome: Outcome) -> Self {
-        Decision {
-            outcome,
-            effect: Effect::Nothing,
-        }
+impl Decision {
+    fn new(outcome: Outcome, effect: Effect) -> Decision {
+        Decision { outcome, effect }
+    }
+
+    fn refuse(outcome: Outcome) -> Decision {
+        Decision::new(outcome, Effect::Nothing)
     }
 }
 
-/// LOCK.ACQUIRE: takes a free lock, or confirms one that the caller holds. A confirmed lease never ends
-/// earlier than `before`, the end that it has, if any.
-pub fn acquire<'a>(
+/// LOCK.ACQUIRE: takes a lock that is free or has room, or confirms one that the caller holds. A lease that the
+/// caller has never ends earlier than before.
+///
+/// `key_ends_at`: when the key ends, if there is one and it does. `queued`: somebody waits for the key; asked
+/// only where the key has or may have room.
+pub fn acquire(
     found: Found,
-    before: Option<UnixMs>,
-    owner: Owner<'a>,
-    ttl: Ttl,
+    key_ends_at: Option<UnixMs>,
+    request: LeaseRequest,
+    queued: bool,
     now: UnixUs,
     fences: &mut Fences,
-) -> Decision<'a> {
+) -> Decision {
+    let LeaseRequest { owner, ttl, limit } = request;
     let ends_at = now.plus(ttl);
-    let grant = |fence, ends_at| Decision {
-        outcome: Outcome::Acquired(fence),
-        effect: Effect::Set(Lease {
-            owner,
-            fence,
-            ends_at,
-        }),
+    let grant = |fence, ends_at| {
+        Decision::new(
+            Outcome::Acquired(fence),
+            hold_alone(fence, request, ends_at),
+        )
     };
+    let no_earlier = || key_ends_at.map_or(ends_at, |before| before.max(ends_at));
     match found {
         Found::Nobody => grant(fences.next(now, None), ends_at),
         Found::Another => Decision::refuse(Outcome::Busy),
         Found::WrongType => Decision::refuse(Outcome::WrongType),
-        Found::Value(bytes) => match claim(bytes, owner) {
-            Claim::Owner(fence) => Decision {
-                outcome: Outcome::Acquired(fence),
-                effect: match before {
-                    Some(before) if before >= ends_at => Effect::Nothing,
-                    _ => Effect::Expire { ends_at },
-                },
+        Found::Value(bytes) => match Holders::read(bytes, now) {
+            Some(holders) => acquire_beside(holders, key_ends_at, request, queued, now, fences),
+            None => match claim(bytes, owner) {
+                Claim::Owner(fence) if limit == Limit::EXCLUSIVE => Decision::new(
+                    Outcome::Confirmed(fence),
+                    match key_ends_at {
+                        Some(before) if before >= ends_at => Effect::Nothing,
+                        _ => Effect::Expire { ends_at },
+                    },
+                ),
+                Claim::Owner(fence) => grant(fences.next(now, Some(fence)), no_earlier()),
+                Claim::ByHand(fence) => grant(fences.next(now, fence), no_earlier()),
+                Claim::Other => Decision::refuse(Outcome::Busy),
             },
-            Claim::ByHand(replaced) => grant(
-                fences.next(now, replaced),
-                before.map_or(ends_at, |before| before.max(ends_at)),
-            ),
-            Claim::Other => Decision::refuse(Outcome::Busy),
         },
     }
 }
 
+/// The first holder of a key, and the only one. Exclusive locks have no list, here and everywhere: most locks
+/// are, and so they cost nothing more.
+fn hold_alone(fence: Fence, request: LeaseRequest, ends_at: UnixMs) -> Effect {
+    let LeaseRequest { owner, limit, .. } = request;
+    if limit == Limit::EXCLUSIVE {
+        let bytes = write(fence, owner);
+        return Effect::Set(Value { bytes, ends_at });
+    }
+    Effect::Hold(Holders::one(Holder {
+        owner,
+        fence,
+        limit,
+        ends_at,
+    }))
+}
+
+/// [`acquire`], of a key with a list.
+fn acquire_beside(
+    mut holders: Holders,
+    key_ends_at: Option<UnixMs>,
+    request: LeaseRequest,
+    queued: bool,
+    now: UnixUs,
+    fences: &mut Fences,
+) -> Decision {
+    let LeaseRequest { owner, ttl, limit } = request;
+    let own = holders.find(owner);
+    let ends_at = own.map_or(now.plus(ttl), |own| own.ends_at.max(now.plus(ttl)));
+    match own {
+        Some(own) if own.limit == limit => {
+            let outcome = Outcome::Confirmed(own.fence);
+            // The key may end before the lease: others can shorten it.
+            if own.ends_at == ends_at && key_ends_at.is_none_or(|end| end >= ends_at) {
+                return Decision::refuse(outcome);
+            }
+            holders.renew(owner, ends_at);
+            Decision::new(outcome, Effect::Hold(holders))
+        }
+        Some(_) if !holders.admits(owner, limit) => Decision::refuse(Outcome::NotAdmitted),
+        None if queued || !holders.admits(owner, limit) => Decision::refuse(Outcome::Busy),
+        _ => {
+            let fence = fences.next(now, holders.highest());
+            holders.join(Holder {
+                owner,
+                fence,
+                limit,
+                ends_at,
+            });
+            Decision::new(Outcome::Acquired(fence), Effect::Hold(holders))
+        }
+    }
+}
+
 /// LOCK.RENEW: the lease ends `ttl` from now, sooner or later than before.
-pub fn renew<'a>(found: Found, owner: Owner<'a>, ttl: Ttl, now: UnixUs) -> Decision<'a> {
+pub fn renew(found: Found, owner: Owner, ttl: Ttl, now: UnixUs) -> Decision {
     let ends_at = now.plus(ttl);
-    only_for(owner, found, |_| Decision {
-        outcome: Outcome::Renewed,
-        effect: Effect::Expire { ends_at },
-    })
+    only_for(
+        owner,
+        found,
+        now,
+        Outcome::Renewed,
+        |_| Effect::Expire { ends_at },
+        |holders| holders.renew(owner, ends_at),
+    )
 }
 
 /// LOCK.RELEASE: the lock is free, or the next one's.
-pub fn release<'a>(found: Found, owner: Owner<'a>) -> Decision<'a> {
-    only_for(owner, found, |replaced| Decision {
-        outcome: Outcome::Released,
-        effect: Effect::Delete { replaced },
-    })
+pub fn release(found: Found, owner: Owner, now: UnixUs) -> Decision {
+    only_for(
+        owner,
+        found,
+        now,
+        Outcome::Released,
+        |fence| Effect::Hold(Holders::none_after(fence)),
+        |holders| holders.leave(owner),
+    )
 }
 
-/// What RENEW and RELEASE share: only who matches gets what it asks for, given the fence at the key.
-fn only_for<'a>(
-    owner: Owner<'a>,
+/// What RENEW and RELEASE share: only who matches gets what it asks for. `alone`: what happens to a key that the
+/// owner does not share, given its fence. `together`: what happens to a list, and whether the owner is in it.
+fn only_for(
+    owner: Owner,
     found: Found,
-    granted: impl FnOnce(Option<Fence>) -> Decision<'a>,
-) -> Decision<'a> {
+    now: UnixUs,
+    outcome: Outcome,
+    alone: impl FnOnce(Option<Fence>) -> Effect,
+    together: impl FnOnce(&mut Holders) -> bool,
+) -> Decision {
     match found {
         Found::Nobody => Decision::refuse(Outcome::NotHeld),
         Found::Another => Decision::refuse(Outcome::NotOwner),
         Found::WrongType => Decision::refuse(Outcome::WrongType),
-        Found::Value(bytes) => match claim(bytes, owner) {
-            Claim::Owner(fence) => granted(Some(fence)),
-            Claim::ByHand(fence) => granted(fence),
-            Claim::Other => Decision::refuse(Outcome::NotOwner),
+        Found::Value(bytes) => match Holders::read(bytes, now) {
+            Some(holders) if holders.is_empty() => Decision::refuse(Outcome::NotHeld),
+            Some(mut holders) => match together(&mut holders) {
+                true => Decision::new(outcome, Effect::Hold(holders)),
+                false => Decision::refuse(Outcome::NotOwner),
+            },
+            None => match claim(bytes, owner) {
+                Claim::Owner(fence) => Decision::new(outcome, alone(Some(fence))),
+                Claim::ByHand(fence) => Decision::new(outcome, alone(fence)),
+                Claim::Other => Decision::refuse(Outcome::NotOwner),
+            },
         },
+    }
+}
+
+/// Who still holds the key once this very grant is taken back; none if the value does not carry it.
+pub fn take_back(value: &[u8], owner: Owner, fence: Fence, now: UnixUs) -> Option<Holders> {
+    match Holders::read(value, now) {
+        Some(mut holders) => holders.leave_grant(owner, fence).then_some(holders),
+        None => (value == write(fence, owner)).then(|| Holders::none_after(Some(fence))),
     }
 }
 

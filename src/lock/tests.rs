@@ -21,6 +21,21 @@ fn fences() -> Fences {
     Fences::starting(NOW)
 }
 
+/// What a plain ACQUIRE asks for.
+fn exclusive(owner: Owner, ms: u64) -> LeaseRequest {
+    LeaseRequest {
+        owner,
+        ttl: ttl(ms),
+        limit: Limit::EXCLUSIVE,
+    }
+}
+
+/// The effect of a grant to an exclusive holder.
+fn set(fence: Fence, owner: Owner, ends_at: UnixMs) -> Effect {
+    let bytes = write(fence, owner);
+    Effect::Set(Value { bytes, ends_at })
+}
+
 #[test]
 fn a_value_of_ours_is_sixteen_digits_a_colon_and_an_owner() {
     let read = |value: &'static [u8]| {
@@ -93,22 +108,15 @@ fn a_free_lock_is_granted_until_ttl_from_now() {
     let decision = acquire(
         Found::Nobody,
         None,
-        owner("me"),
-        ttl(500),
+        exclusive(owner("me"), 500),
+        false,
         NOW,
         &mut fences(),
     );
     let Outcome::Acquired(fence) = decision.outcome else {
         panic!("{decision:?}")
     };
-    assert_eq!(
-        decision.effect,
-        Effect::Set(Lease {
-            owner: owner("me"),
-            fence,
-            ends_at: end(500)
-        })
-    );
+    assert_eq!(decision.effect, set(fence, owner("me"), end(500)));
 }
 
 #[test]
@@ -123,15 +131,15 @@ fn acquiring_again_keeps_the_fence_and_never_shortens_the_lease() {
         let decision = acquire(
             Found::Value(value),
             before,
-            owner("me"),
-            ttl(500),
+            exclusive(owner("me"), 500),
+            true,
             NOW,
             &mut fences(),
         );
         assert_eq!(
             decision,
             Decision {
-                outcome: Outcome::Acquired(Fence(7)),
+                outcome: Outcome::Confirmed(Fence(7)),
                 effect
             }
         );
@@ -144,22 +152,15 @@ fn acquiring_a_lock_taken_by_hand_makes_it_ours_and_never_shortens_the_lease() {
         let decision = acquire(
             Found::Value(b"token"),
             before,
-            owner("token"),
-            ttl(500),
+            exclusive(owner("token"), 500),
+            true,
             NOW,
             &mut fences(),
         );
         let Outcome::Acquired(fence) = decision.outcome else {
             panic!("{decision:?}")
         };
-        assert_eq!(
-            decision.effect,
-            Effect::Set(Lease {
-                owner: owner("token"),
-                fence,
-                ends_at: end(after)
-            })
-        );
+        assert_eq!(decision.effect, set(fence, owner("token"), end(after)));
     }
 }
 
@@ -186,10 +187,10 @@ fn what_is_released_tells_which_fence_the_next_one_must_be_above() {
         // Taken by hand under a name that reads as a value of ours.
         ("0000000000000007:me", "0000000000000007:me", Some(7)),
     ] {
-        let decision = release(Found::Value(value.as_bytes()), owner(name));
+        let decision = release(Found::Value(value.as_bytes()), owner(name), NOW);
         assert_eq!(decision.outcome, Outcome::Released);
-        let replaced = fence.and_then(Fence::new);
-        assert_eq!(decision.effect, Effect::Delete { replaced });
+        let nobody = Holders::none_after(fence.and_then(Fence::new));
+        assert_eq!(decision.effect, Effect::Hold(nobody));
     }
 }
 
@@ -205,11 +206,11 @@ fn another_owner_changes_nothing_and_learns_why() {
     ] {
         let decisions = [
             (
-                acquire(found, None, other, ttl(1), NOW, &mut fences()),
+                acquire(found, None, exclusive(other, 1), false, NOW, &mut fences()),
                 busy,
             ),
             (renew(found, other, ttl(1), NOW), refused),
-            (release(found, other), refused),
+            (release(found, other, NOW), refused),
         ];
         for (decision, outcome) in decisions {
             assert_eq!(
@@ -225,16 +226,23 @@ fn another_owner_changes_nothing_and_learns_why() {
         renew(Found::Nobody, other, ttl(1), NOW).outcome,
         Outcome::NotHeld
     );
-    assert_eq!(release(Found::Nobody, other).outcome, Outcome::NotHeld);
+    assert_eq!(release(Found::Nobody, other, NOW).outcome, Outcome::NotHeld);
 }
 
 #[test]
 fn the_whole_value_is_a_name_too_even_when_it_reads_as_ours() {
     let value = "0000000000000007:me";
     let found = Found::Value(value.as_bytes());
-    assert_eq!(release(found, owner(value)).outcome, Outcome::Released);
-    let Outcome::Acquired(fence) =
-        acquire(found, None, owner(value), ttl(1), NOW, &mut fences()).outcome
+    assert_eq!(release(found, owner(value), NOW).outcome, Outcome::Released);
+    let Outcome::Acquired(fence) = acquire(
+        found,
+        None,
+        exclusive(owner(value), 1),
+        false,
+        NOW,
+        &mut fences(),
+    )
+    .outcome
     else {
         panic!("not acquired")
     };
@@ -303,18 +311,22 @@ impl Key {
     fn apply(&mut self, effect: Effect) {
         match effect {
             Effect::Nothing => {}
-            Effect::Set(lease) => self.0 = Some((lease.value(), Some(lease.ends_at))),
+            Effect::Set(value) => self.0 = Some((value.bytes, Some(value.ends_at))),
             Effect::Expire { ends_at } => {
                 self.0.as_mut().expect("only what is there gets an end").1 = Some(ends_at);
             }
-            Effect::Delete { .. } => self.0 = None,
+            Effect::Hold(holders) => {
+                let key = |value: Value| (value.bytes, Some(value.ends_at));
+                self.0 = holders.value().map(key);
+            }
         }
     }
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Acquire(u64),
+    /// For how long, and with how many others.
+    Acquire(u64, Limit),
     Renew(u64),
     Release,
     TakeByHand(u64),
@@ -326,8 +338,11 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
+    let limit = prop::sample::select(vec![1, 1, 2, 3, 1_000]);
+    let acquire =
+        (1u64..50, limit).prop_map(|(ms, limit)| Step::Acquire(ms, Limit::new(limit).unwrap()));
     let step = prop_oneof![
-        4 => (1u64..50).prop_map(Step::Acquire),
+        4 => acquire,
         2 => (1u64..50).prop_map(Step::Renew),
         2 => Just(Step::Release),
         1 => (1u64..50).prop_map(Step::TakeByHand),
@@ -335,34 +350,37 @@ fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
         1 => Just(Step::Restart),
         3 => (-5i64..40).prop_map(Step::Clock),
     ];
-    prop::collection::vec((0usize..3, step), 1..60)
+    prop::collection::vec((0usize..4, step), 1..60)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// The reply that each owner had is kept beside the key: nobody is granted it while the lease of
-    /// which another was notified still runs by the server's clock.
+    /// What each owner was told is kept beside the key. As long as a lease runs by the server's clock, nobody
+    /// else is granted the key whom its owner does not allow.
     #[test]
-    fn no_sequence_lets_two_owners_hold_a_key_at_one_instant(steps in steps()) {
-        let names = ["a", "b", "c"].map(owner);
+    fn no_sequence_gives_a_holder_more_company_than_it_allows(steps in steps()) {
+        let names = ["a", "b", "c", "d"].map(owner);
         let (mut key, mut fences, mut now) = (Key::default(), fences(), NOW);
         let mut leases: BTreeMap<usize, UnixMs> = BTreeMap::new();
+        let mut told = [(Fence(1), Limit::EXCLUSIVE); 4];
         let mut newest = Fence(1);
         for (who, step) in steps {
             let me = names[who];
             leases.retain(|_, end| *end >= now.ms());
             key.expire(now);
             match step {
-                Step::Acquire(ms) => {
-                    let decision = acquire(key.found(), key.ends_at(), me, ttl(ms), now, &mut fences);
-                    if let Outcome::Acquired(fence) = decision.outcome {
-                        prop_assert!(leases.keys().all(|holder| *holder == who));
-                        match decision.effect {
-                            Effect::Set(_) => prop_assert!(fence > newest),
-                            _ => prop_assert_eq!(fence, newest),
-                        }
-                        newest = fence;
+                Step::Acquire(ms, limit) => {
+                    let request = LeaseRequest { owner: me, ttl: ttl(ms), limit };
+                    let decision = acquire(
+                        key.found(), key.ends_at(), request, false, now, &mut fences,
+                    );
+                    if let Outcome::Acquired(fence) | Outcome::Confirmed(fence) = decision.outcome {
+                        let again = decision.outcome == Outcome::Confirmed(fence);
+                        prop_assert!(again || fence > newest);
+                        prop_assert!(!again || told[who] == (fence, limit));
+                        told[who] = (fence, limit);
+                        newest = newest.max(fence);
                         let end = leases.entry(who).or_insert(now.ms());
                         *end = now.plus(ttl(ms)).max(*end);
                     }
@@ -371,13 +389,12 @@ proptest! {
                 Step::Renew(ms) => {
                     let decision = renew(key.found(), me, ttl(ms), now);
                     if decision.outcome == Outcome::Renewed {
-                        prop_assert!(leases.keys().all(|holder| *holder == who));
                         leases.insert(who, now.plus(ttl(ms)));
                     }
                     key.apply(decision.effect);
                 }
                 Step::Release => {
-                    let decision = release(key.found(), me);
+                    let decision = release(key.found(), me, now);
                     if decision.outcome == Outcome::Released {
                         leases.remove(&who);
                     }
@@ -387,6 +404,7 @@ proptest! {
                     if key.found() == Found::Nobody {
                         let end = now.plus(ttl(ms));
                         key.0 = Some((me.bytes().to_vec(), Some(end)));
+                        told[who].1 = Limit::EXCLUSIVE;
                         leases.insert(who, end);
                     }
                 }
@@ -400,6 +418,8 @@ proptest! {
                 }
                 Step::Clock(ms) => now.0 = now.0.saturating_add_signed(1000 * ms),
             }
+            let living = leases.values().filter(|end| **end >= now.ms()).count();
+            prop_assert!(leases.keys().all(|who| usize::from(told[*who].1.number()) >= living));
         }
     }
 }
@@ -410,7 +430,8 @@ fn every_owner_gets_its_turn() {
     let (mut key, mut fences, mut now) = (Key::default(), fences(), NOW);
     for name in ["a", "b", "c"] {
         let me = owner(name);
-        let decision = acquire(key.found(), key.ends_at(), me, ttl(10), now, &mut fences);
+        let request = exclusive(me, 10);
+        let decision = acquire(key.found(), key.ends_at(), request, false, now, &mut fences);
         assert!(matches!(decision.outcome, Outcome::Acquired(_)));
         key.apply(decision.effect);
         now.0 += 5_000;
@@ -418,7 +439,7 @@ fn every_owner_gets_its_turn() {
         assert_eq!(decision.outcome, Outcome::Renewed);
         key.apply(decision.effect);
         now.0 += 9_000;
-        let decision = release(key.found(), me);
+        let decision = release(key.found(), me, now);
         assert_eq!(decision.outcome, Outcome::Released);
         key.apply(decision.effect);
     }

@@ -2,7 +2,7 @@
 //!
 //! Pure: it knows neither connections nor keys. `C` is whatever the shell unblocks a client by. The shell
 //! polls keys and writes them, and reports to the queue; the queue decides whose turn it is and when to poll
-//! again. It is never borrowed while the shell writes, so a grant leaves the queue before the write and
+//! again. It is never borrowed while the shell writes, so who is granted leaves the queue before the write and
 //! is put back if the server refuses it.
 //!
 //! - here: who is next
@@ -15,16 +15,19 @@ mod unconfirmed;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
-use crate::lock::{Fence, Fences, Lease, LockId, OwnedOwner, Owner};
+use crate::lock::{
+    Fence, Fences, Holder, Holders, LeaseRequest, Limit, LockId, OwnedOwner, Owner, Value,
+};
 use crate::time::{MonoUs, Now, Ttl, UnixMs, UnixUs};
 use schedule::{ContendedKey, Schedule};
 use unconfirmed::UnconfirmedGrants;
 
-pub use schedule::BACK_OFF_MS;
+pub use schedule::{BACK_OFF_MS, Seen};
 pub use unconfirmed::GrantId;
 
-/// How many clients are unblocked in one turn of the server's loop, when many waits end at once: a reply
-/// costs the server about 10 us, and who does not wait must not be held up by those who do.
+/// How many clients are unblocked in one turn of the server's loop, when many waits end at once, and how many
+/// join a key in one step: a reply costs the server about 10 us, and who does not wait must not be held up by
+/// those who do.
 const BATCH: usize = 100;
 
 /// The order of arrival, over all keys.
@@ -36,6 +39,7 @@ struct Waiter<C> {
     lock: Rc<LockId>,
     owner: OwnedOwner,
     ttl: Ttl,
+    limit: Limit,
     deadline: MonoUs,
     since: MonoUs,
     client: C,
@@ -44,30 +48,35 @@ struct Waiter<C> {
 /// What a client asks for when it joins.
 #[derive(Clone, Copy, Debug)]
 pub struct JoinRequest<'a, C> {
-    pub owner: Owner<'a>,
-    pub ttl: Ttl,
+    pub lease: LeaseRequest<'a>,
     /// When to give up.
     pub deadline: MonoUs,
     pub client: C,
 }
 
-/// The turn of one waiter: what is to be written, and who is to be notified.
+/// One who waits, as others see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queued<'q> {
+    pub owner: Owner<'q>,
+    pub limit: Limit,
+    pub waited_us: u64,
+}
+
+/// What one waiter is granted.
 #[derive(Clone, Debug)]
 pub struct Grant<C> {
     ticket: Ticket,
     waiter: Waiter<C>,
     pub id: GrantId,
     ends_at: UnixMs,
-    /// When the key was to end before, as far as the last poll could see.
-    ended_at: Option<UnixMs>,
 }
 
 impl<C: Copy> Grant<C> {
-    /// What is to be written.
-    pub fn lease(&self) -> Lease<'_> {
-        Lease {
+    fn holder(&self) -> Holder<'_> {
+        Holder {
             owner: self.id.owner.borrowed(),
             fence: self.id.fence,
+            limit: self.waiter.limit,
             ends_at: self.ends_at,
         }
     }
@@ -79,6 +88,17 @@ impl<C: Copy> Grant<C> {
     pub fn waited_us(&self, now: MonoUs) -> u64 {
         now.since_us(self.waiter.since)
     }
+}
+
+/// What is to be written, and then who is to be notified.
+#[derive(Clone, Debug)]
+pub struct Turn<C> {
+    /// None if the key is to go.
+    pub value: Option<Value>,
+    /// In the order of arrival. They have left the queue.
+    pub grants: Vec<Grant<C>>,
+    /// When the key was to end before, as far as the last poll could see.
+    ended_at: Option<UnixMs>,
 }
 
 /// Those who wait for one key.
@@ -168,16 +188,20 @@ impl<C: Copy + Ord> Queue<C> {
             .map_or(0, |queue| queue.order.len())
     }
 
-    /// Owner and waited µs of those who wait for a key, in order.
+    /// Those who wait for a key, in order.
     pub fn list<'q>(
         &'q self,
         lock: &LockId,
         now: MonoUs,
-    ) -> impl Iterator<Item = (Owner<'q>, u64)> + use<'q, C> {
+    ) -> impl Iterator<Item = Queued<'q>> + use<'q, C> {
         let tickets = self.schedule.queue(lock).map(|queue| queue.order.iter());
         tickets.into_iter().flatten().map(move |ticket| {
             let waiter = &self.waiters[ticket];
-            (waiter.owner.borrowed(), now.since_us(waiter.since))
+            Queued {
+                owner: waiter.owner.borrowed(),
+                limit: waiter.limit,
+                waited_us: now.since_us(waiter.since),
+            }
         })
     }
 
@@ -198,8 +222,7 @@ impl<C: Copy + Ord> Queue<C> {
     /// else is new. Returns the client that waited for that turn before.
     pub fn join(&mut self, lock: &LockId, request: JoinRequest<C>, now: MonoUs) -> Option<C> {
         let JoinRequest {
-            owner,
-            ttl,
+            lease: LeaseRequest { owner, ttl, limit },
             deadline,
             client,
         } = request;
@@ -209,11 +232,15 @@ impl<C: Copy + Ord> Queue<C> {
             && let Some(waiter) = self.waiters.get_mut(&ticket)
         {
             let earlier = std::mem::replace(&mut waiter.client, client);
+            let allowed = std::mem::replace(&mut waiter.limit, limit);
             self.deadlines.remove(&(waiter.deadline, ticket));
             (waiter.ttl, waiter.deadline) = (ttl, deadline);
             self.deadlines.insert((deadline, ticket));
             self.clients.remove(&earlier);
             self.clients.insert(client, ticket);
+            if self.first(lock) == Some(ticket) {
+                self.follows(lock, allowed);
+            }
             return Some(earlier);
         }
         let lock = match self.schedule.keys.get_key_value(lock) {
@@ -226,6 +253,7 @@ impl<C: Copy + Ord> Queue<C> {
             lock,
             owner: owner.into(),
             ttl,
+            limit,
             deadline,
             since: now,
             client,
@@ -257,13 +285,38 @@ impl<C: Copy + Ord> Queue<C> {
         Some(waiter)
     }
 
+    fn first(&self, lock: &LockId) -> Option<Ticket> {
+        self.schedule.queue(lock)?.order.first().copied()
+    }
+
+    /// One who waits gives up its turn. If it was first, it may have been in the way of those behind it.
+    fn give_up(&mut self, ticket: Ticket) -> Option<Waiter<C>> {
+        let lock = Rc::clone(&self.waiters.get(&ticket)?.lock);
+        let was_first = self.first(&lock) == Some(ticket);
+        let waiter = self.remove(ticket)?;
+        if was_first {
+            self.follows(&lock, waiter.limit);
+        }
+        Some(waiter)
+    }
+
+    /// Whoever is first now comes after one with this limit, whom the holders did not admit. With a larger
+    /// one it may be admitted.
+    fn follows(&mut self, lock: &LockId, allowed: Limit) {
+        if let Some(first) = self.first(lock)
+            && self.waiters[&first].limit > allowed
+        {
+            self.schedule.look_again(lock);
+        }
+    }
+
     /// A client is gone: it will not be granted anything. Returns whether it waited.
     pub fn leave(&mut self, client: C) -> bool {
         let Some(ticket) = self.clients.remove(&client) else {
             return false;
         };
         if self.dismissed.remove(&ticket).is_none() {
-            self.remove(ticket);
+            self.give_up(ticket);
         }
         true
     }
@@ -271,7 +324,7 @@ impl<C: Copy + Ord> Queue<C> {
     /// The owner gives up its turn for this key. Returns the client that waited for it.
     pub fn leave_owner(&mut self, lock: &LockId, owner: Owner) -> Option<C> {
         let ticket = self.ticket(lock, owner)?;
-        self.remove(ticket).map(|waiter| waiter.client)
+        self.give_up(ticket).map(|waiter| waiter.client)
     }
 
     /// Everybody leaves at once, those of one key or all, and learns why, some at a time
@@ -295,53 +348,119 @@ impl<C: Copy + Ord> Queue<C> {
         }
     }
 
-    /// Takes the first out of the key's queue: its turn. The shell must write the key and then notify the
-    /// client, or [`Queue::put_back`] the grant.
-    ///
-    /// `replaced` is the fence of the value that the write replaces.
-    pub fn next(
+    /// A key was found with these holders, showing this. Returns what is to be written if the first in its queue
+    /// is admitted, as [`Queue::serve`] does.
+    pub fn look(
         &mut self,
         lock: &LockId,
-        replaced: Option<Fence>,
+        holders: Holders,
+        seen: Option<Seen>,
+        now: Now,
+        fences: &mut Fences,
+    ) -> Option<Turn<C>> {
+        if self.admitted(lock, &holders).is_some() {
+            return Some(self.serve(lock, holders, now, fences));
+        }
+        let key_ends_at = seen.and_then(|seen| seen.ends_at);
+        let ends_at = holders.next_end().into_iter().chain(key_ends_at).min();
+        self.held(lock, seen, ends_at, now);
+        None
+    }
+
+    /// A key is to have these holders. Those who wait join them, in order, as long as the first is admitted; a
+    /// hundred at most, and the rest soon. The shell must write the turn and then notify who is granted, or
+    /// [`Queue::put_back`] it.
+    pub fn serve(
+        &mut self,
+        lock: &LockId,
+        mut holders: Holders,
+        now: Now,
+        fences: &mut Fences,
+    ) -> Turn<C> {
+        let ended_at = self.schedule.ends_at(lock);
+        let mut grants = vec![];
+        while grants.len() < BATCH
+            && let Some(first) = self.admitted(lock, &holders)
+            && let Some(grant) = self.take(first, holders.highest(), now, fences)
+        {
+            holders.join(grant.holder());
+            grants.push(grant);
+        }
+        let value = holders.value();
+        let written = value.as_ref().map(|value| Seen {
+            len: value.bytes.len(),
+            ends_at: Some(value.ends_at),
+        });
+        self.held(lock, written, holders.next_end(), now);
+        if grants.len() == BATCH {
+            self.schedule.look_again(lock);
+        }
+        Turn {
+            value,
+            grants,
+            ended_at,
+        }
+    }
+
+    /// The first in the queue of the key, if these holders admit it.
+    fn admitted(&self, lock: &LockId, holders: &Holders) -> Option<Ticket> {
+        let first = self.first(lock)?;
+        let Waiter { owner, limit, .. } = &self.waiters[&first];
+        holders.admits(owner.borrowed(), *limit).then_some(first)
+    }
+
+    /// Takes a waiter out of the queue: it is granted. `before`: the highest fence of the value that is replaced.
+    fn take(
+        &mut self,
+        ticket: Ticket,
+        before: Option<Fence>,
         now: Now,
         fences: &mut Fences,
     ) -> Option<Grant<C>> {
-        let ticket = *self.schedule.queue(lock)?.order.first()?;
-        let ended_at = self.schedule.ends_at(lock);
         let waiter = self.remove(ticket)?;
         self.schedule.active(now.mono);
         let id = GrantId {
             lock: Rc::clone(&waiter.lock),
             owner: waiter.owner.clone(),
-            fence: fences.next(now.wall, replaced),
+            fence: fences.next(now.wall, before),
         };
         self.unconfirmed.add(&id);
-        let ends_at = now.wall.plus(waiter.ttl);
-        // Whoever is next waits for the end of this lease.
-        self.held(lock, Some(ends_at), now);
         Some(Grant {
             ticket,
-            waiter,
             id,
-            ends_at,
-            ended_at,
+            ends_at: now.wall.plus(waiter.ttl),
+            waiter,
         })
     }
 
-    /// The server refused to write a grant: the waiter is first again, and the key is left alone for a while.
-    pub fn put_back(&mut self, grant: Grant<C>, now: Now) {
-        self.forget(&grant.id);
-        let lock = Rc::clone(&grant.waiter.lock);
-        self.insert(grant.ticket, grant.waiter);
-        self.schedule.back_off(&lock, grant.ended_at, now);
+    /// The server refused to write a turn: who was granted waits again, in the order of before, and the key is
+    /// left alone for a while.
+    pub fn put_back(&mut self, lock: &LockId, turn: Turn<C>, now: Now) {
+        for grant in turn.grants {
+            self.forget(&grant.id);
+            self.insert(grant.ticket, grant.waiter);
+        }
+        self.schedule.back_off(lock, turn.ended_at, now);
     }
 
-    /// The key is held, until `ends_at` if it ends: it is polled when it has expired.
-    pub fn held(&mut self, lock: &LockId, ends_at: Option<UnixMs>, now: Now) {
-        self.schedule.held(lock, ends_at, now);
+    /// The key is held, until `ends_at` if it ends: it is polled when it has expired. `seen`: what shows of it;
+    /// none if that is not known.
+    pub fn held(&mut self, lock: &LockId, seen: Option<Seen>, ends_at: Option<UnixMs>, now: Now) {
+        self.schedule.held(lock, seen, ends_at, now);
     }
 
-    /// Whether the key, which is free now, has ended by itself, as far as the last poll could see.
+    /// A poll sees this of the key. Returns whether it can leave it at that, and need not read the value.
+    pub fn settle(&mut self, lock: &LockId, seen: Option<Seen>, now: Now) -> bool {
+        self.schedule.settle(lock, seen, now)
+    }
+
+    /// Whether the key shows the same as at the last poll, or after the last write of ours.
+    pub fn is_as_seen(&self, lock: &LockId, seen: Option<Seen>) -> bool {
+        self.schedule.is_as_seen(lock, seen)
+    }
+
+    /// Whether the key, which is free now or has room, has ended by itself, or the lease of a holder has, as
+    /// far as the last poll could see.
     pub fn has_expired(&self, lock: &LockId, now: UnixUs) -> bool {
         self.schedule.has_expired(lock, now)
     }
@@ -388,7 +507,7 @@ impl<C: Copy + Ord> Queue<C> {
         {
             self.deadlines.pop_first();
             tasks.extend(
-                self.remove(ticket)
+                self.give_up(ticket)
                     .map(|waiter| Task::TimedOut(waiter.client)),
             );
         }

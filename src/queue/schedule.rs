@@ -33,13 +33,26 @@ pub const BACK_OFF_MS: u64 = 100;
 /// How long to leave all keys alone while the server must not write (CLIENT PAUSE, FAILOVER).
 const PAUSED_MS: u64 = 20;
 
+/// What shows of a key without reading its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Of the value, in bytes.
+    pub len: usize,
+    pub ends_at: Option<UnixMs>,
+}
+
 /// A contended key, and `Q`, those who wait for it.
 #[derive(Clone, Debug)]
 pub struct ContendedKey<Q> {
     pub queue: Q,
     lock: Rc<LockId>,
-    /// When the key was to end, as the last poll saw it; none if it was not to end.
+    /// When the key, or the first lease of its holders, was to end, as the last poll saw it; none if it was
+    /// not to end.
     ends_at: Option<UnixMs>,
+    /// What else the last poll saw of the key; none if it was missing, or has been written since.
+    seen: Option<Seen>,
+    /// The first in the queue may be admitted by the same holders as before.
+    look_again: bool,
     /// When the key has a poll of its own, besides the sweeps.
     pub poll_at: Option<MonoUs>,
     /// Not to be polled before this.
@@ -85,6 +98,8 @@ impl<Q: Default> Schedule<Q> {
             queue: Q::default(),
             lock: Rc::clone(lock),
             ends_at: None,
+            seen: None,
+            look_again: false,
             poll_at: None,
             back_off_until: None,
         };
@@ -114,21 +129,61 @@ impl<Q: Default> Schedule<Q> {
         }
     }
 
-    /// When the key was to end, as the last poll saw it; none if it was not to end.
+    /// When the key, or the first lease of its holders, was to end, as the last poll saw it.
     pub fn ends_at(&self, lock: &LockId) -> Option<UnixMs> {
         self.keys.get(lock)?.ends_at
     }
 
-    /// The key is held, until `ends_at` if it ends: it is polled when it has expired.
-    pub fn held(&mut self, lock: &LockId, ends_at: Option<UnixMs>, now: Now) {
+    /// The key is held, and the first of its leases ends at `ends_at`, if it does: it is polled when that has
+    /// expired.
+    pub fn held(&mut self, lock: &LockId, seen: Option<Seen>, ends_at: Option<UnixMs>, now: Now) {
         if let Some(key) = self.keys.get_mut(lock) {
-            key.ends_at = ends_at;
+            (key.seen, key.ends_at) = (seen, ends_at);
             let at = ends_at.map(|end| now.when_expired(end));
+            // Not put off by this.
+            let at = if key.look_again { key.poll_at } else { at };
             poll_at(&mut self.polls, key, at);
         }
     }
 
-    /// Whether the key, which is free now, has ended by itself, as far as the last poll could see.
+    /// The first in the queue may be admitted by the same holders as before: the key is polled at once, and
+    /// whatever shows of it.
+    pub fn look_again(&mut self, lock: &LockId) {
+        if let Some(key) = self.keys.get_mut(lock) {
+            key.look_again = true;
+            let at = key.back_off_until.unwrap_or(MonoUs(0));
+            poll_at(&mut self.polls, key, Some(at));
+        }
+    }
+
+    /// A poll sees this of the key. Returns whether it need not read the value, which can be long: then the key
+    /// is polled again when the first of its leases has expired.
+    pub fn settle(&mut self, lock: &LockId, seen: Option<Seen>, now: Now) -> bool {
+        let settled = self.is_settled(lock, seen, now.wall);
+        if let Some(key) = self.keys.get_mut(lock) {
+            key.look_again = false;
+            let ends_at = key.ends_at;
+            if settled {
+                self.held(lock, seen, ends_at, now);
+            }
+        }
+        settled
+    }
+
+    /// Whether a key that shows this has the holders that it had before, so that they admit nobody.
+    pub fn is_settled(&self, lock: &LockId, seen: Option<Seen>, now: UnixUs) -> bool {
+        self.is_as_seen(lock, seen)
+            && !self.has_expired(lock, now)
+            && self.keys.get(lock).is_some_and(|key| !key.look_again)
+    }
+
+    /// Whether the key shows the same as at the last poll, or after the last write of ours.
+    pub fn is_as_seen(&self, lock: &LockId, seen: Option<Seen>) -> bool {
+        seen.is_some() && self.keys.get(lock).is_some_and(|key| key.seen == seen)
+    }
+
+    /// Whether the key, which is free now or has room, has ended by itself, or the lease of a holder has, as
+    /// far as the last poll could see.
     pub fn has_expired(&self, lock: &LockId, now: UnixUs) -> bool {
         self.ends_at(lock).is_some_and(|end| end < now.ms())
     }

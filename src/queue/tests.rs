@@ -4,7 +4,7 @@
 use super::schedule::SWEEP_KEYS;
 use super::unconfirmed::Unconfirmed;
 use super::*;
-use crate::lock::{self, Effect, Found, Outcome};
+use crate::lock::{self, Effect, Found, Outcome, may_be_list};
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -19,6 +19,8 @@ const TTL_MS: u64 = 20;
 /// A wait that ends before the next sweep, and one that is longer than everything else.
 const WAITS_MS: [u64; 2] = [5, 100_000];
 const BY_HAND: &[u8] = b"a lock taken by hand";
+/// What the owners of a world may ask for.
+const EXCLUSIVE: &[Limit] = &[Limit::EXCLUSIVE];
 
 fn lock_id(key: usize) -> LockId {
     LockId {
@@ -116,6 +118,7 @@ enum Event {
     Acquire {
         key: usize,
         owner: u8,
+        limit: Limit,
         wait_ms: u64,
     },
     Renew {
@@ -164,17 +167,19 @@ struct Client {
 #[derive(Clone, Debug)]
 struct Unblocked {
     client: u32,
-    grant: Option<(GrantId, UnixMs)>,
+    grant: Option<GrantId>,
+    ends_at: UnixMs,
     alive: bool,
     /// The owner released the lock, or somebody deleted it, before the client had its reply.
     void: bool,
 }
 
 /// An owner that was notified of its grant, and has no reason to think that the grant is over.
-#[derive(Clone, Copy, Debug)]
-struct Holder {
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Told {
     owner: u8,
     fence: Fence,
+    limit: Limit,
     ends_at: UnixMs,
 }
 
@@ -182,13 +187,14 @@ struct Holder {
 struct SimulatedKey {
     value: Option<(Vec<u8>, UnixMs)>,
     last_fence: Option<Fence>,
-    holder: Option<Holder>,
+    holders: Vec<Told>,
     /// Owners in the order of arrival, noted independently of the queue.
     arrivals: Vec<u8>,
 }
 
 #[derive(Clone)]
 struct Sim {
+    limits: &'static [Limit],
     now: Now,
     keys: Vec<SimulatedKey>,
     queue: Queue<u32>,
@@ -204,14 +210,15 @@ struct Sim {
 }
 
 impl Sim {
-    fn new(keys: usize) -> Sim {
+    fn new(keys: usize, limits: &'static [Limit]) -> Sim {
         let simulated = SimulatedKey {
             value: None,
             last_fence: None,
-            holder: None,
+            holders: vec![],
             arrivals: vec![],
         };
         Sim {
+            limits,
             now: START,
             keys: vec![simulated; keys],
             queue: Queue::default(),
@@ -231,14 +238,15 @@ impl Sim {
             Event::Acquire {
                 key,
                 owner,
+                limit,
                 wait_ms,
-            } => self.acquire(key, owner, wait_ms),
+            } => self.acquire(key, owner, limit, wait_ms),
             Event::Renew { key, owner } => self.renew(key, owner),
             Event::Release { key, owner } => self.release(key, owner),
             Event::ForeignDel { key } => {
                 self.see("deleted by somebody else");
                 self.keys[key].value = None;
-                self.void(key);
+                self.void(key, None);
             }
             Event::ForeignSetNx { key } => {
                 if self.value(key).is_none() {
@@ -251,7 +259,7 @@ impl Sim {
                 }
             }
             Event::Lapse { key } => {
-                if let Some((_, end)) = self.value(key) {
+                if let Some(end) = self.first_end(key) {
                     self.see("lapsed");
                     self.pass((end.0 + 1 - self.now.wall.ms().0).cast_unsigned() * 1000);
                 }
@@ -261,7 +269,7 @@ impl Sim {
             Event::TurnEnds => self.turn_ends(),
             Event::Step { ms } => {
                 self.now.wall.0 = self.now.wall.0.saturating_add_signed(1000 * ms);
-                (0..self.keys.len()).for_each(|key| self.void(key));
+                (0..self.keys.len()).for_each(|key| self.void(key, None));
             }
             Event::Drain => {
                 self.queue.dismiss(None, Dismissal::Drained);
@@ -287,57 +295,97 @@ impl Sim {
         self.keys[key].value.clone().filter(alive)
     }
 
+    /// Those who hold the key, if others may come beside them.
+    fn holders(&self, key: usize) -> Option<Holders> {
+        match self.value(key) {
+            None => Some(Holders::default()),
+            Some((value, _)) if may_be_list(value.len()) => Holders::read(&value, self.now.wall),
+            Some(_) => None,
+        }
+    }
+
+    fn seen(&self, key: usize) -> Option<Seen> {
+        self.value(key).map(|(value, end)| Seen {
+            len: value.len(),
+            ends_at: Some(end),
+        })
+    }
+
+    /// When the key, or the first lease of its holders, ends.
+    fn first_end(&self, key: usize) -> Option<UnixMs> {
+        let (_, key_end) = self.value(key)?;
+        let lease_end = self.holders(key).and_then(|holders| holders.next_end());
+        Some(lease_end.map_or(key_end, |end| end.min(key_end)))
+    }
+
     // What the commands do.
 
-    fn acquire(&mut self, key: usize, owner: u8, wait_ms: u64) {
-        if self.value(key).is_none() && self.serve_next(key, None) {
-            self.see("served by an ACQUIRE");
-        }
+    fn acquire(&mut self, key: usize, owner: u8, limit: Limit, wait_ms: u64) {
+        let queued = self.serve_before(key);
         let (value, bytes) = (self.value(key), [owner]);
         let (found, before, asking) = find(&value, &bytes);
-        let now = self.now.wall;
+        let request = LeaseRequest {
+            owner: asking,
+            ttl: ttl(),
+            limit,
+        };
+        let (now, fences) = (self.now.wall, Rc::clone(&self.fences));
         let decision = lock::acquire(
             found,
             before,
-            asking,
-            ttl(),
+            request,
+            queued,
             now,
-            &mut self.fences.borrow_mut(),
+            &mut fences.borrow_mut(),
         );
-        let Outcome::Acquired(_) = decision.outcome else {
-            if wait_ms == 0 {
-                return self.see("refused");
+        let holds = self.keys[key]
+            .holders
+            .iter()
+            .any(|told| told.owner == owner);
+        match decision.outcome {
+            Outcome::Busy if wait_ms > 0 => return self.wait(key, owner, limit, wait_ms),
+            Outcome::Busy => return self.see("refused"),
+            Outcome::NotAdmitted => return self.see("not admitted beside the others"),
+            Outcome::Confirmed(_) => self.see("confirmed"),
+            Outcome::Acquired(fence) => {
+                let others = self.keys[key]
+                    .holders
+                    .iter()
+                    .any(|told| told.owner != owner);
+                self.see(match (holds, others) {
+                    (false, false) => "granted at once",
+                    (false, true) => "granted beside others",
+                    (true, _) => "granted another limit",
+                });
+                self.grows(key, fence);
+                // A grant that its owner has just replaced.
+                self.void(key, Some(owner));
             }
-            return self.wait(key, owner, wait_ms, before.or(value.map(|(_, end)| end)));
-        };
-        self.confirm(&lock_id(key), asking);
-        match decision.effect {
-            Effect::Set(_) => {
-                self.see("granted at once");
-                assert!(
-                    self.keys[key].arrivals.is_empty(),
-                    "a newcomer passed the queue"
-                );
-            }
-            _ => self.see("confirmed"),
+            other => panic!("{other:?}"),
         }
-        self.apply(key, decision.effect);
+        self.confirm(&lock_id(key), asking);
+        self.carry_out(key, decision.effect);
         self.learn(key, owner);
     }
 
-    fn wait(&mut self, key: usize, owner: u8, wait_ms: u64, ends_at: Option<UnixMs>) {
+    fn wait(&mut self, key: usize, owner: u8, limit: Limit, wait_ms: u64) {
         let (lock, now, client) = (lock_id(key), self.now, self.next_client);
         let deadline = now.mono.plus_ms(wait_ms);
         let bytes = [owner];
+        let owner_of = Owner::new(&bytes).unwrap();
         let request = JoinRequest {
-            owner: Owner::new(&bytes).unwrap(),
-            ttl: ttl(),
+            lease: LeaseRequest {
+                owner: owner_of,
+                ttl: ttl(),
+                limit,
+            },
             deadline,
             client,
         };
-        let again = self.queue.waits(&lock, request.owner);
+        let again = self.queue.waits(&lock, owner_of);
         let earlier = self.queue.join(&lock, request, now.mono);
-        self.queue.held(&lock, ends_at, now);
+        let (seen, ends_at) = (self.seen(key), self.first_end(key));
+        self.queue.held(&lock, seen, ends_at, now);
         assert_eq!(again, earlier.is_some());
         self.next_client += 1;
         let waiting = Client {
@@ -368,27 +416,23 @@ impl Sim {
         }
         self.see("renewed");
         self.confirm(&lock_id(key), asking);
-        self.apply(key, decision.effect);
+        self.carry_out(key, decision.effect);
         self.learn(key, owner);
     }
 
     fn release(&mut self, key: usize, owner: u8) {
         let (value, bytes) = (self.value(key), [owner]);
         let (found, _, asking) = find(&value, &bytes);
-        let decision = lock::release(found, asking);
+        let decision = lock::release(found, asking, self.now.wall);
         let left = self.queue.leave_owner(&lock_id(key), asking);
         if let Some(client) = left {
             self.see("gave up its turn");
             self.leaves(client);
         }
-        if let Effect::Delete { replaced } = decision.effect {
-            self.void(key);
-            if self.serve_next(key, replaced) {
-                self.see("handed over");
-            } else {
-                self.see("released");
-                self.apply(key, decision.effect);
-            }
+        if decision.outcome == Outcome::Released {
+            self.see("released");
+            self.void(key, Some(owner));
+            self.carry_out(key, decision.effect);
         } else {
             self.see("not released");
         }
@@ -397,59 +441,84 @@ impl Sim {
         }
     }
 
-    fn apply(&mut self, key: usize, effect: Effect) {
+    fn carry_out(&mut self, key: usize, effect: Effect) {
         match effect {
             Effect::Nothing => {}
-            Effect::Set(lease) => self.set(key, lease),
-            Effect::Expire { ends_at } => self.keys[key].value.as_mut().unwrap().1 = ends_at,
-            Effect::Delete { .. } => self.keys[key].value = None,
+            Effect::Set(value) => self.set(key, Some(&value)),
+            Effect::Expire { ends_at } => {
+                self.keys[key].value.as_mut().unwrap().1 = ends_at;
+                let lock = lock_id(key);
+                self.queue.held(&lock, None, Some(ends_at), self.now);
+            }
+            Effect::Hold(holders) => {
+                let turn = self.serve(&lock_id(key), holders);
+                self.set(key, turn.value.as_ref());
+                if !turn.grants.is_empty() {
+                    self.see("handed over");
+                }
+                self.notify(turn);
+            }
         }
     }
 
-    fn set(&mut self, key: usize, lease: Lease) {
-        let simulated = &mut self.keys[key];
-        assert!(
-            simulated.last_fence < Some(lease.fence),
-            "a fence of the key did not grow"
-        );
-        simulated.last_fence = Some(lease.fence);
-        simulated.value = Some((lease.value(), lease.ends_at));
+    fn set(&mut self, key: usize, value: Option<&Value>) {
+        self.keys[key].value = value.map(|value| (value.bytes.clone(), value.ends_at));
+    }
+
+    fn grows(&mut self, key: usize, fence: Fence) {
+        let last_fence = &mut self.keys[key].last_fence;
+        assert!(*last_fence < Some(fence), "a fence of the key did not grow");
+        *last_fence = Some(fence);
     }
 
     // What waiting does.
 
-    fn serve_next(&mut self, key: usize, replaced: Option<Fence>) -> bool {
-        let next = self.next(&lock_id(key), replaced);
-        next.is_some_and(|grant| {
-            self.set(key, grant.lease());
-            self.notify(grant);
-            true
-        })
+    /// Returns whether somebody still waits for a key that has room.
+    fn serve_before(&mut self, key: usize) -> bool {
+        let (Some(holders), seen) = (self.holders(key), self.seen(key)) else {
+            return false;
+        };
+        if let Some(turn) = self.look(&lock_id(key), holders, seen) {
+            self.see("served by an ACQUIRE");
+            self.set(key, turn.value.as_ref());
+            self.notify(turn);
+        }
+        !self.keys[key].arrivals.is_empty()
     }
 
-    fn next(&mut self, lock: &LockId, replaced: Option<Fence>) -> Option<Grant<u32>> {
+    fn serve(&mut self, lock: &LockId, holders: Holders) -> Turn<u32> {
         let fences = &mut self.fences.borrow_mut();
-        self.queue.next(lock, replaced, self.now, fences)
+        self.queue.serve(lock, holders, self.now, fences)
     }
 
-    fn notify(&mut self, grant: Grant<u32>) {
-        let arrivals = &mut self.keys[key_of(&grant.id.lock)].arrivals;
-        assert_eq!(
-            arrivals.first(),
-            Some(&first_byte(&grant.id.owner)),
-            "out of order"
-        );
-        arrivals.remove(0);
-        self.unblock(grant.client(), Some((grant.id, grant.ends_at)));
+    fn look(&mut self, lock: &LockId, holders: Holders, seen: Option<Seen>) -> Option<Turn<u32>> {
+        let fences = &mut self.fences.borrow_mut();
+        self.queue.look(lock, holders, seen, self.now, fences)
+    }
+
+    fn notify(&mut self, turn: Turn<u32>) {
+        if turn.grants.len() > 1 {
+            self.see("several were granted in one step");
+        }
+        for grant in turn.grants {
+            let key = key_of(&grant.id.lock);
+            self.grows(key, grant.id.fence);
+            let arrivals = &mut self.keys[key].arrivals;
+            let owner = first_byte(&grant.id.owner);
+            assert_eq!(arrivals.first(), Some(&owner), "out of order");
+            arrivals.remove(0);
+            self.unblock(grant.client(), Some(&grant));
+        }
     }
 
     /// Each client that waited is unblocked once, and not after it has left.
-    fn unblock(&mut self, client: u32, grant: Option<(GrantId, UnixMs)>) {
+    fn unblock(&mut self, client: u32, grant: Option<&Grant<u32>>) {
         let waiting = self.clients.get_mut(&client).expect("it has not left");
         assert!(std::mem::take(&mut waiting.waits), "unblocked twice");
         self.unblocked.push(Unblocked {
             client,
-            grant,
+            grant: grant.map(|grant| grant.id.clone()),
+            ends_at: grant.map_or(UnixMs(0), |grant| grant.ends_at),
             alive: true,
             void: false,
         });
@@ -488,30 +557,43 @@ impl Sim {
     }
 
     fn poll(&mut self, lock: &LockId, writes: Writes) {
-        if let Some((_, end)) = self.value(key_of(lock)) {
-            return self.queue.held(lock, Some(end), self.now);
+        let key = key_of(lock);
+        let seen = self.seen(key);
+        if self.queue.settle(lock, seen, self.now) {
+            return self.see("left alone by a poll");
         }
-        let next = self.next(lock, None);
-        if let Some(grant) = next.and_then(|grant| self.write(grant, writes)) {
+        let served = match self.holders(key) {
+            Some(holders) => self.look(lock, holders, seen),
+            None => {
+                let ends_at = seen.and_then(|seen| seen.ends_at);
+                self.queue.held(lock, seen, ends_at, self.now);
+                None
+            }
+        };
+        if let Some(turn) = served
+            && self.write(lock, turn, writes)
+        {
             self.see("served by a poll");
-            self.notify(grant);
         }
     }
 
-    fn write(&mut self, grant: Grant<u32>, writes: Writes) -> Option<Grant<u32>> {
-        let key = key_of(&grant.id.lock);
+    fn write(&mut self, lock: &LockId, turn: Turn<u32>, writes: Writes) -> bool {
+        let key = key_of(lock);
         if writes == Writes::Succeed {
-            self.set(key, grant.lease());
-            return Some(grant);
+            self.set(key, turn.value.as_ref());
+            self.notify(turn);
+            return true;
         }
-        self.see("put back");
-        self.queue.put_back(grant, self.now);
+        if !turn.grants.is_empty() {
+            self.see("put back");
+        }
+        self.queue.put_back(lock, turn, self.now);
         if writes == Writes::NotHere {
             self.see("refused by the cluster");
-            self.queue.dismiss(Some(&lock_id(key)), Dismissal::NotHere);
+            self.queue.dismiss(Some(lock), Dismissal::NotHere);
             self.keys[key].arrivals.clear();
         }
-        None
+        false
     }
 
     fn demotion(&mut self) {
@@ -526,31 +608,21 @@ impl Sim {
 
     fn take_back(&mut self, unconfirmed: &GrantId, writes: Writes) {
         let key = key_of(&unconfirmed.lock);
-        if !self
-            .value(key)
-            .is_some_and(|(value, _)| unconfirmed.is_carried_by(&value))
-        {
+        let value = self.value(key);
+        let Some(others) =
+            value.and_then(|(value, _)| unconfirmed.take_back(&value, self.now.wall))
+        else {
             self.see("nothing to take back");
             return self.queue.forget(unconfirmed);
-        }
-        let replaced = Some(unconfirmed.fence);
-        let taken = match self.next(&unconfirmed.lock, replaced) {
-            Some(grant) => match self.write(grant, writes) {
-                Some(grant) => {
-                    self.see("taken back for the next");
-                    self.notify(grant);
-                    true
-                }
-                None => false,
-            },
-            None if writes == Writes::Succeed => {
-                self.see("taken back");
-                self.keys[key].value = None;
-                true
-            }
-            None => false,
         };
-        if taken {
+        let turn = self.serve(&unconfirmed.lock, others);
+        let (for_next, for_nobody) = (!turn.grants.is_empty(), turn.value.is_none());
+        if self.write(&unconfirmed.lock, turn, writes) {
+            self.see(match (for_next, for_nobody) {
+                (true, _) => "taken back for the next",
+                (false, true) => "taken back",
+                (false, false) => "taken back beside others",
+            });
             self.queue.forget(unconfirmed);
         } else {
             self.see("not taken back yet");
@@ -587,6 +659,7 @@ impl Sim {
         for Unblocked {
             client,
             grant,
+            ends_at,
             alive,
             void,
         } in std::mem::take(&mut self.unblocked)
@@ -595,15 +668,15 @@ impl Sim {
                 .clients
                 .remove(&client)
                 .expect("one reply to each client");
-            let Some((grant, ends_at)) = grant else {
+            let Some(grant) = grant else {
                 continue;
             };
-            let value = self.value(key);
-            let carried = value.is_some_and(|(value, _)| grant.is_carried_by(&value));
+            let carried = self.carries(&grant);
             if !alive {
                 self.see("gone before it was notified");
                 self.queue.take_back_at(&grant, self.now.mono);
-                let confirmed = self.keys[key].holder.is_some();
+                let holders = &self.keys[key].holders;
+                let confirmed = holders.iter().any(|told| told.owner == owner);
                 let taken_back_soon = self.queue.unconfirmed_grants().any(|(id, take_back_at)| {
                     id.lock == grant.lock && id.owner == grant.owner && take_back_at.is_some()
                 });
@@ -642,51 +715,100 @@ impl Sim {
         self.queue.confirm(lock, owner);
     }
 
-    /// The owner learns that it holds the key.
-    fn learn(&mut self, key: usize, owner: u8) {
-        let (value, ends_at) = self.value(key).expect("the key is there");
-        let fence = lock::read(&value).fence.expect("a value of ours");
-        self.keys[key].holder = Some(Holder {
-            owner,
-            fence,
-            ends_at,
-        });
-        self.check_holder(key);
+    fn carries(&self, grant: &GrantId) -> bool {
+        self.value(key_of(&grant.lock))
+            .is_some_and(|(value, _)| grant.take_back(&value, self.now.wall).is_some())
     }
 
-    /// Whoever was notified, or is to be notified, of a grant of this key has lost it by no fault of ours.
-    fn void(&mut self, key: usize) {
-        self.keys[key].holder = None;
+    /// What the key says of an owner.
+    fn told(&self, key: usize, owner: u8) -> Option<Told> {
+        let (value, ends_at) = self.value(key)?;
+        let name = [owner];
+        if let Some(holders) = Holders::read(&value, self.now.wall) {
+            let holder = holders.find(Owner::new(&name).unwrap())?;
+            return Some(Told {
+                owner,
+                fence: holder.fence,
+                limit: holder.limit,
+                ends_at: holder.ends_at,
+            });
+        }
+        let reading = lock::read(&value);
+        let fence = reading.fence.filter(|_| reading.owner == name)?;
+        Some(Told {
+            owner,
+            fence,
+            limit: Limit::EXCLUSIVE,
+            ends_at,
+        })
+    }
+
+    /// The owner learns that it holds the key.
+    fn learn(&mut self, key: usize, owner: u8) {
+        let told = self.told(key, owner).expect("a value of ours");
+        let holders = &mut self.keys[key].holders;
+        holders.retain(|before| before.owner != owner);
+        holders.push(told);
+        self.check_holders(key);
+    }
+
+    /// Whoever was notified, or is to be notified, of a grant of this key has lost it by no fault of ours: one
+    /// owner, or all.
+    fn void(&mut self, key: usize, owner: Option<u8>) {
+        let is_lost = |of: u8| owner.is_none_or(|owner| owner == of);
+        self.keys[key].holders.retain(|told| !is_lost(told.owner));
         for entry in &mut self.unblocked {
-            let of_key = |(grant, _): &(GrantId, UnixMs)| key_of(&grant.lock) == key;
-            entry.void |= entry.grant.as_ref().is_some_and(of_key);
+            let lost =
+                |grant: &GrantId| key_of(&grant.lock) == key && is_lost(first_byte(&grant.owner));
+            entry.void |= entry.grant.as_ref().is_some_and(lost);
         }
     }
 
-    /// As long as a lease runs whose owner was notified, the key carries it: nobody else can be granted it.
-    fn check_holder(&mut self, key: usize) {
-        let now = self.now.wall;
-        let holder = &mut self.keys[key].holder;
-        holder.take_if(|holder| holder.ends_at < now.ms());
-        let Some(holder) = *holder else { return };
-        let (value, ends_at) = self.value(key).expect("a lease was ended under its holder");
-        let name = [holder.owner];
-        let carried = lock::write(holder.fence, Owner::new(&name).unwrap());
-        assert_eq!(
-            (value, ends_at),
-            (carried, holder.ends_at),
-            "taken from its holder"
-        );
+    /// As long as a lease runs whose owner was notified, the key carries it; and nobody has more company than it
+    /// allows.
+    fn check_holders(&mut self, key: usize) {
+        let now = self.now.wall.ms();
+        self.keys[key].holders.retain(|told| told.ends_at >= now);
+        for told in &self.keys[key].holders {
+            assert_eq!(
+                self.told(key, told.owner),
+                Some(*told),
+                "taken from its holder"
+            );
+        }
+        let number = self.holders(key).map_or(0, |holders| holders.iter().len());
+        let number = number.max(self.keys[key].holders.len());
+        let allows = |told: &Told| usize::from(told.limit.number()) >= number;
+        assert!(self.keys[key].holders.iter().all(allows), "too many hold");
+        if number > 1 {
+            self.see("several hold");
+        }
+    }
+
+    /// If the holders of a key admit the first who waits for it, the next sweep does not pass it over.
+    fn check_queue(&mut self, key: usize) {
+        let (lock, seen) = (lock_id(key), self.seen(key));
+        let Some(holders) = self.holders(key) else {
+            return;
+        };
+        let Some(first) = self.queue.list(&lock, self.now.mono).next() else {
+            return;
+        };
+        if holders.admits(first.owner, first.limit) {
+            let settled = self.queue.schedule.is_settled(&lock, seen, self.now.wall);
+            assert!(!settled, "somebody is left waiting");
+        }
     }
 
     fn check(&mut self) {
         self.queue.check();
         for key in 0..self.keys.len() {
-            self.check_holder(key);
+            self.check_holders(key);
+            self.check_queue(key);
             let queue = self
                 .queue
                 .list(&lock_id(key), self.now.mono)
-                .map(|(owner, _)| owner.bytes()[0]);
+                .map(|queued| queued.owner.bytes()[0]);
             assert!(queue.eq(self.keys[key].arrivals.iter().copied()));
         }
         let waiting = self.clients.values().filter(|client| client.waits).count();
@@ -735,34 +857,49 @@ impl Sim {
         };
         for &key in keys {
             let simulated = &self.keys[key];
-            description.push(0xf0 + u8::from(simulated.holder.is_some()));
+            let told = simulated.holders.iter().map(|told| told.owner);
+            let told: Vec<u8> = told.collect();
             if let Some((value, end)) = self.value(key) {
                 let reading = lock::read(&value);
-                description.push(reading.fence.map_or(0xf2, |_| rank(reading.owner[0])));
+                if let Some(holders) = Holders::read(&value, self.now.wall) {
+                    for holder in holders.iter() {
+                        let owner = holder.owner.bytes()[0];
+                        let limit = holder.limit.number().min(100) as u8;
+                        let knows = 0xf0 + u8::from(told.contains(&owner));
+                        description.extend([rank(owner), limit, knows]);
+                        times.push(self.now.when_expired(holder.ends_at));
+                    }
+                } else if reading.fence.is_some() {
+                    let knows = 0xf0 + u8::from(told.contains(&reading.owner[0]));
+                    description.extend([rank(reading.owner[0]), knows]);
+                } else {
+                    description.push(0xf2);
+                }
                 times.push(self.now.when_expired(end));
             }
             description.push(0xf3);
             if let Some(scheduled) = self.queue.schedule.keys.get(&lock_id(key)) {
                 let order = scheduled.queue.order.iter();
                 for waiter in order.map(|ticket| &self.queue.waiters[ticket]) {
-                    description.push(rank(first_byte(&waiter.owner)));
+                    let limit = waiter.limit.number().min(100) as u8;
+                    description.extend([rank(first_byte(&waiter.owner)), limit]);
                     times.push(waiter.deadline);
                 }
+                let (lock, seen) = (lock_id(key), self.seen(key));
+                let schedule = &self.queue.schedule;
+                let settled = schedule.is_settled(&lock, seen, self.now.wall);
+                description.push(u8::from(settled));
                 let known = |at: Option<MonoUs>| at.unwrap_or(MonoUs(0));
                 times.extend([known(scheduled.poll_at), known(scheduled.back_off_until)]);
             }
         }
         let index_of = |lock: &LockId| u8::from(key_of(lock) != keys[0]);
-        let carried = |id: &GrantId| {
-            self.value(key_of(&id.lock))
-                .is_some_and(|(value, _)| id.is_carried_by(&value))
-        };
         for entry in &self.unblocked {
             // A reply without a grant changes nothing for anybody.
-            let Some((grant, _)) = &entry.grant else {
+            let Some(grant) = &entry.grant else {
                 continue;
             };
-            let flags = [carried(grant), entry.alive, entry.void].map(u8::from);
+            let flags = [self.carries(grant), entry.alive, entry.void].map(u8::from);
             description.extend([0xf4 + index_of(&grant.lock), rank(first_byte(&grant.owner))]);
             description.extend(flags);
         }
@@ -770,7 +907,7 @@ impl Sim {
         for (id, take_back_at) in self.queue.unconfirmed_grants() {
             let owner = rank(first_byte(&id.owner));
             let take_back_at = take_back_at.unwrap_or(MonoUs(0));
-            unconfirmed.push((index_of(&id.lock), owner, carried(&id), take_back_at));
+            unconfirmed.push((index_of(&id.lock), owner, self.carries(&id), take_back_at));
         }
         unconfirmed.sort();
         for (index, owner, carried, at) in unconfirmed {
@@ -800,16 +937,16 @@ impl Sim {
         let mut events = vec![];
         for key in 0..self.keys.len() {
             for owner in owners.iter().copied() {
-                events.push(Event::Acquire {
-                    key,
-                    owner,
-                    wait_ms: 0,
-                });
-                events.extend(WAITS_MS.map(|wait_ms| Event::Acquire {
-                    key,
-                    owner,
-                    wait_ms,
-                }));
+                for &limit in self.limits {
+                    let acquire = |wait_ms| Event::Acquire {
+                        key,
+                        owner,
+                        limit,
+                        wait_ms,
+                    };
+                    events.push(acquire(0));
+                    events.extend(WAITS_MS.map(acquire));
+                }
                 events.push(Event::Renew { key, owner });
                 events.push(Event::Release { key, owner });
             }
@@ -840,16 +977,18 @@ fn find<'a>(
     let owner = Owner::new(owner).unwrap();
     match value {
         None => (Found::Nobody, None, owner),
-        Some((value, _)) if !owner.may_hold(value.len()) => (Found::Another, None, owner),
+        Some((value, _)) if !owner.may_hold(value.len()) && !may_be_list(value.len()) => {
+            (Found::Another, None, owner)
+        }
         Some((value, end)) => (Found::Value(value), Some(*end), owner),
     }
 }
 
 /// What happened, and how often.
-type Seen = BTreeMap<&'static str, usize>;
+type Happened = BTreeMap<&'static str, usize>;
 
 /// The next state; if an invariant is broken, prints the events that led there.
-fn after(sim: &Sim, event: Event, seen: &mut Seen) -> Sim {
+fn after(sim: &Sim, event: Event, seen: &mut Happened) -> Sim {
     let mut sim = sim.clone();
     let step = catch_unwind(AssertUnwindSafe(|| sim.step(event)));
     step.unwrap_or_else(|wrong| {
@@ -863,9 +1002,9 @@ fn after(sim: &Sim, event: Event, seen: &mut Seen) -> Sim {
 }
 
 /// Goes to every state that so many events can lead to. Returns how many there are.
-fn explore(keys: usize, events: usize, seen: &mut Seen) -> usize {
+fn explore(keys: usize, limits: &'static [Limit], events: usize, seen: &mut Happened) -> usize {
     let mut states = HashSet::new();
-    let mut found = vec![Sim::new(keys)];
+    let mut found = vec![Sim::new(keys, limits)];
     for _ in 0..events {
         let mut next = vec![];
         for sim in found {
@@ -882,69 +1021,94 @@ fn explore(keys: usize, events: usize, seen: &mut Seen) -> usize {
     states.len()
 }
 
+/// What happens in a world of whatever limits.
+const ALWAYS: [&str; 30] = [
+    "confirmed",
+    "confirmed by its owner",
+    "deleted by somebody else",
+    "dismissed",
+    "gave up its turn",
+    "gone before it was notified",
+    "gone while it was dismissed",
+    "gone while it waited",
+    "granted at once",
+    "handed over",
+    "lapsed",
+    "left alone by a poll",
+    "not released",
+    "not renewed",
+    "not taken back yet",
+    "notified",
+    "paused",
+    "put back",
+    "refused",
+    "refused by the cluster",
+    "released",
+    "renewed",
+    "served by a poll",
+    "served by an ACQUIRE",
+    "taken back",
+    "taken by hand",
+    "taken by hand before the first in the queue",
+    "timed out",
+    "took over its turn",
+    "waits",
+];
+
+/// Explores a world, and checks that all this did happen and nothing else, besides what always does. Returns how
+/// many states there are.
+fn explored(keys: usize, limits: &'static [Limit], events: usize, also: &[&'static str]) -> usize {
+    let mut happened = Happened::new();
+    let states = explore(keys, limits, events, &mut happened);
+    for what in ALWAYS.iter().chain(also) {
+        assert!(happened.remove(what).is_some(), "never {what}");
+    }
+    assert!(happened.is_empty(), "{happened:?}");
+    states
+}
+
 /// All that three owners, other clients, clocks and broken connections can do to a queue, in every order: ten
 /// events with one key lead to 25,000 states, seven with two keys to 13,000. Ten seconds unoptimised.
 #[test]
 fn no_invariant_is_broken_in_any_state_of_a_small_world() {
-    let explored = |keys, events| {
-        let mut seen = Seen::new();
-        (explore(keys, events, &mut seen), seen)
-    };
+    let also = ["nothing to take back", "taken back for the next"];
     // Side by side, as it is the longest test without a server.
-    let ((one_key, mut seen), (two_keys, also_seen)) = std::thread::scope(|threads| {
-        let two_keys = threads.spawn(|| explored(2, 7));
-        (explored(1, 10), two_keys.join().unwrap())
+    let (one_key, two_keys) = std::thread::scope(|threads| {
+        let two_keys = threads.spawn(|| explored(2, EXCLUSIVE, 7, &also));
+        (explored(1, EXCLUSIVE, 10, &also), two_keys.join().unwrap())
     });
     assert!(
         one_key > 25_000 && two_keys > 13_000,
         "{one_key}, {two_keys}"
     );
-    seen.extend(also_seen);
-    for what in [
-        "confirmed",
-        "deleted by somebody else",
-        "dismissed",
-        "gave up its turn",
-        "gone before it was notified",
-        "gone while it was dismissed",
-        "gone while it waited",
-        "granted at once",
-        "handed over",
-        "lapsed",
-        "not released",
-        "not renewed",
-        "not taken back yet",
-        "nothing to take back",
-        "paused",
-        "put back",
-        "refused",
-        "released",
-        "renewed",
-        "refused by the cluster",
-        "served by a poll",
-        "served by an ACQUIRE",
-        "confirmed by its owner",
-        "taken back",
-        "taken back for the next",
-        "taken by hand",
-        "taken by hand before the first in the queue",
-        "timed out",
-        "notified",
-        "took over its turn",
-        "waits",
-    ] {
-        assert!(seen.remove(what).is_some(), "never {what}");
-    }
-    assert!(seen.is_empty(), "{seen:?}");
+}
+
+/// The same where they ask to be alone, to be two, or to be as many as want to.
+#[test]
+fn no_holder_has_more_company_than_it_allows_in_any_state_of_a_small_world() {
+    const LIMITS: &[Limit] = &[Limit::EXCLUSIVE, Limit::SHARED];
+    let also = [
+        "granted another limit",
+        "granted beside others",
+        "not admitted beside the others",
+        "several hold",
+        "several were granted in one step",
+        "taken back beside others",
+    ];
+    let states = explored(1, LIMITS, 6, &also);
+    assert!(states > 3_000, "{states}");
 }
 
 fn any_event(keys: usize, owners: u8) -> impl Strategy<Value = Event> {
     let writes = prop::sample::select(vec![Writes::NotNow, Writes::NotHere, Writes::Paused]);
     let of = move || (0..keys, 0..owners);
+    let limit = prop::sample::select(vec![1, 1, 2, 3, 1_000]);
     let wait_ms = prop::sample::select(vec![0, WAITS_MS[0], WAITS_MS[1], WAITS_MS[1]]);
     prop_oneof![
-        8 => (of(), wait_ms)
-            .prop_map(|((key, owner), wait_ms)| Event::Acquire { key, owner, wait_ms }),
+        8 => (of(), limit, wait_ms).prop_map(|((key, owner), limit, wait_ms)| {
+            let limit = Limit::new(limit).unwrap();
+            Event::Acquire { key, owner, limit, wait_ms }
+        }),
         2 => of().prop_map(|(key, owner)| Event::Renew { key, owner }),
         4 => of().prop_map(|(key, owner)| Event::Release { key, owner }),
         1 => (0..keys).prop_map(|key| Event::ForeignDel { key }),
@@ -967,7 +1131,7 @@ proptest! {
     fn no_invariant_is_broken_in_a_large_world(
         events in prop::collection::vec(any_event(4, 30), 1..400),
     ) {
-        let mut sim = Sim::new(4);
+        let mut sim = Sim::new(4, EXCLUSIVE);
         events.into_iter().for_each(|event| sim.step(event));
         sim.check_liveness(WAITS_MS[1] / 2);
     }
@@ -982,7 +1146,7 @@ proptest! {
         let owner = Owner::new(b"o").unwrap();
         for (client, key) in come.iter().enumerate() {
             let deadline = now.mono.plus_ms(WAITS_MS[1]);
-            queue.join(&lock_id(*key), JoinRequest { owner, ttl: ttl(), deadline, client }, now.mono);
+            queue.join(&lock_id(*key), wants(owner, deadline, client), now.mono);
         }
         let mut sweep = |queue: &mut Queue<usize>| {
             now.mono = queue.next_due()?;
@@ -1008,18 +1172,28 @@ proptest! {
     }
 }
 
+/// A plain request.
+fn wants<C>(owner: Owner, deadline: MonoUs, client: C) -> JoinRequest<C> {
+    let (ttl, limit) = (ttl(), Limit::EXCLUSIVE);
+    JoinRequest {
+        lease: LeaseRequest { owner, ttl, limit },
+        deadline,
+        client,
+    }
+}
+
+/// The key is free, and goes to those who wait for it.
+fn serve(queue: &mut Queue<u32>) -> Turn<u32> {
+    let fences = &mut Fences::starting(START.wall);
+    queue.serve(&lock_id(0), Holders::default(), START, fences)
+}
+
 /// This many clients wait for a key of their own, until the deadline.
 fn a_crowd(number: usize, deadline: MonoUs) -> Queue<usize> {
     let mut queue = Queue::default();
     let owner = Owner::new(b"o").unwrap();
     for client in 0..number {
-        let request = JoinRequest {
-            owner,
-            ttl: ttl(),
-            deadline,
-            client,
-        };
-        queue.join(&lock_id(client), request, START.mono);
+        queue.join(&lock_id(client), wants(owner, deadline, client), START.mono);
     }
     queue
 }
@@ -1076,24 +1250,19 @@ fn contended_keys_are_polled_often_only_while_something_happens() {
         wall: UnixUs(START.wall.0 + 1000 * ms),
         mono: START.mono.plus_ms(ms),
     };
-    queue.held(&lock_id(0), Some(UnixMs(i64::MAX)), now(2_000));
+    queue.held(&lock_id(0), None, Some(UnixMs(i64::MAX)), now(2_000));
     let seldom = polls(&mut queue, 2_000, 3_000);
     assert!((9..=11).contains(&seldom), "{seldom}");
-    let request = JoinRequest {
-        owner: Owner::new(b"p").unwrap(),
-        ttl: ttl(),
-        deadline: START.mono.plus_ms(WAITS_MS[1]),
-        client: 2,
-    };
+    let owner = Owner::new(b"p").unwrap();
+    let request = wants(owner, START.mono.plus_ms(WAITS_MS[1]), 2);
     queue.join(&lock_id(0), request, now(3_000).mono);
     let often = polls(&mut queue, 3_000, 4_000);
     assert!((95..=100).contains(&often), "{often}");
     // And so does a grant.
     polls(&mut queue, 4_000, 5_000);
     let mut fences = Fences::starting(START.wall);
-    queue
-        .next(&lock_id(0), None, now(5_000), &mut fences)
-        .unwrap();
+    let turn = queue.serve(&lock_id(0), Holders::default(), now(5_000), &mut fences);
+    assert_eq!(turn.grants.len(), 1);
     let often = polls(&mut queue, 5_000, 6_000);
     assert!((95..=101).contains(&often), "{often}");
 }
@@ -1101,12 +1270,8 @@ fn contended_keys_are_polled_often_only_while_something_happens() {
 /// A queue in which one client has waited since the start.
 fn one_waits() -> Queue<u32> {
     let mut queue = Queue::default();
-    let request = JoinRequest {
-        owner: Owner::new(b"o").unwrap(),
-        ttl: ttl(),
-        deadline: START.mono.plus_ms(WAITS_MS[1]),
-        client: 1,
-    };
+    let owner = Owner::new(b"o").unwrap();
+    let request = wants(owner, START.mono.plus_ms(WAITS_MS[1]), 1);
     queue.join(&lock_id(0), request, START.mono);
     queue
 }
@@ -1114,10 +1279,8 @@ fn one_waits() -> Queue<u32> {
 #[test]
 fn a_key_that_may_not_be_written_is_not_polled_for_a_while() {
     let mut queue = one_waits();
-    let grant = queue
-        .next(&lock_id(0), None, START, &mut Fences::starting(START.wall))
-        .unwrap();
-    queue.put_back(grant, START);
+    let turn = serve(&mut queue);
+    queue.put_back(&lock_id(0), turn, START);
     queue.check();
     let ms = |ms| START.mono.plus_ms(ms);
     assert!((1..BACK_OFF_MS).all(|early| queue.due(ms(early), true).is_empty()));
@@ -1131,13 +1294,11 @@ fn a_key_that_may_not_be_written_is_not_polled_for_a_while() {
 #[test]
 fn a_new_master_takes_nothing_back_that_the_old_one_gave() {
     let mut queue = one_waits();
-    let grant = queue
-        .next(&lock_id(0), None, START, &mut Fences::starting(START.wall))
-        .unwrap();
-    queue.take_back_at(&grant.id, START.mono);
+    let turn = serve(&mut queue);
+    queue.take_back_at(&turn.grants[0].id, START.mono);
     queue.forget_grants();
     assert!(queue.is_idle() && queue.due(START.mono, true).is_empty());
-    queue.take_back_at(&grant.id, START.mono);
+    queue.take_back_at(&turn.grants[0].id, START.mono);
     assert!(
         queue.is_idle(),
         "a reply that is lost afterwards changes nothing"
@@ -1149,20 +1310,23 @@ fn a_key_that_ended_by_itself_has_expired_and_any_other_was_deleted() {
     let mut queue = one_waits();
     let later = |ms: u64| UnixUs(START.wall.0 + 1000 * ms);
     assert!(!queue.has_expired(&lock_id(0), later(9)));
-    queue.held(&lock_id(0), Some(later(5).ms()), START);
+    queue.held(&lock_id(0), None, Some(later(5).ms()), START);
     assert!(!queue.has_expired(&lock_id(0), later(5)));
     assert!(queue.has_expired(&lock_id(0), later(6)));
-    queue.held(&lock_id(0), None, START);
+    queue.held(&lock_id(0), None, None, START);
     assert!(!queue.has_expired(&lock_id(0), later(9)));
 }
 
 #[test]
 fn a_refused_grant_leaves_it_as_it_was_that_the_key_has_expired() {
     let mut queue = one_waits();
-    queue.held(&lock_id(0), Some(UnixMs(START.wall.ms().0 - 1)), START);
-    let grant = queue
-        .next(&lock_id(0), None, START, &mut Fences::starting(START.wall))
-        .unwrap();
-    queue.put_back(grant, START);
+    queue.held(
+        &lock_id(0),
+        None,
+        Some(UnixMs(START.wall.ms().0 - 1)),
+        START,
+    );
+    let turn = serve(&mut queue);
+    queue.put_back(&lock_id(0), turn, START);
     assert!(queue.has_expired(&lock_id(0), START.wall));
 }

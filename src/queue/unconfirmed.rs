@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use crate::lock::{self, Fence, LockId, OwnedOwner, Owner};
-use crate::time::MonoUs;
+use crate::lock::{self, Fence, Holders, LockId, OwnedOwner, Owner};
+use crate::time::{MonoUs, UnixUs};
 
-/// Which grant: what a key holds after it, and nothing else ever does.
+/// Which grant: what the value of a key says after it, and no other ever does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantId {
     pub lock: Rc<LockId>,
@@ -16,9 +16,9 @@ pub struct GrantId {
 }
 
 impl GrantId {
-    /// Whether a key with this value still carries this grant.
-    pub fn is_carried_by(&self, value: &[u8]) -> bool {
-        value == lock::write(self.fence, self.owner.borrowed())
+    /// Who still holds a key with this value once the grant is taken back; none if it does not carry it.
+    pub fn take_back(&self, value: &[u8], now: UnixUs) -> Option<Holders> {
+        lock::take_back(value, self.owner.borrowed(), self.fence, now)
     }
 }
 

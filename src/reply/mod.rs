@@ -3,7 +3,7 @@
 //! An error is `CODE what was wrong, what would be right, got '…'`. Redis counts errors by their first
 //! word, so each kind has a word of its own.
 
-use crate::lock::{MAX_OWNER, Outcome};
+use crate::lock::{Limit, MAX_OWNER, Outcome};
 use crate::queue::Dismissal;
 use crate::request::BadRequest;
 use crate::time::MAX_INTEGER;
@@ -23,17 +23,49 @@ pub enum Reply {
 /// The reply of LOCK.INFO.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Info {
-    /// `None` if nobody holds the lock but somebody waits.
+    /// `None` if the lock has a list of holders, or if nobody holds it but somebody waits.
     pub owner: Option<Vec<u8>>,
-    /// `None` for a lock that was taken by hand.
+    /// `None` for a lock that was taken by hand, too.
     pub fence: Option<i64>,
     pub held_ms: Option<i64>,
     /// As PTTL: -1 without an expiry, -2 if nobody holds the lock.
     pub ttl_ms: i64,
     /// How many wait.
     pub waiters: i64,
-    /// The first of them: owner and how long it has waited, in milliseconds.
-    pub queue: Vec<(Vec<u8>, i64)>,
+    /// The first of them.
+    pub queue: Vec<QueuedInfo>,
+    /// Of a lock with a list.
+    pub list: Option<ListInfo>,
+}
+
+/// One who waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueuedInfo {
+    pub owner: Vec<u8>,
+    pub waited_ms: i64,
+    /// `None` for one that does not share.
+    pub limit: Option<i64>,
+}
+
+/// The holders of a lock with a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListInfo {
+    /// The smallest of theirs.
+    pub limit: i64,
+    /// How many hold.
+    pub holding: i64,
+    /// The first of them.
+    pub holders: Vec<HolderInfo>,
+}
+
+/// One of several holders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HolderInfo {
+    pub owner: Vec<u8>,
+    pub fence: i64,
+    pub held_ms: i64,
+    pub ttl_ms: i64,
+    pub limit: i64,
 }
 
 /// As many clients wait as may.
@@ -82,10 +114,12 @@ pub const PANIC: &str = "PANIC the command failed inside the module and may have
 impl From<Outcome> for Reply {
     fn from(outcome: Outcome) -> Reply {
         match outcome {
-            Outcome::Acquired(fence) => Reply::Integer(fence.number().cast_signed()),
+            Outcome::Acquired(fence) | Outcome::Confirmed(fence) => {
+                Reply::Integer(fence.number().cast_signed())
+            }
             Outcome::Renewed | Outcome::Released => Reply::Integer(1),
             Outcome::NotOwner => Reply::Integer(0),
-            Outcome::Busy | Outcome::NotHeld => Reply::Null,
+            Outcome::Busy | Outcome::NotAdmitted | Outcome::NotHeld => Reply::Null,
             Outcome::WrongType => Reply::Error(WRONG_TYPE.to_owned()),
         }
     }
@@ -93,6 +127,7 @@ impl From<Outcome> for Reply {
 
 impl From<BadRequest<'_>> for Reply {
     fn from(bad: BadRequest) -> Reply {
+        let most = Limit::SHARED.number();
         let (problem, got): (String, &[u8]) = match bad {
             BadRequest::WrongCount => return Reply::WrongCount,
             BadRequest::OwnerEmpty => (
@@ -116,11 +151,20 @@ impl From<BadRequest<'_>> for Reply {
                 got,
             ),
             BadRequest::OptionUnknown(got) => (
-                "BADOPTION option is unknown, give WAIT timeout-ms or nothing".to_owned(),
+                "BADOPTION option is unknown, give WAIT timeout-ms, LIMIT n, SHARED or nothing"
+                    .to_owned(),
                 got,
             ),
-            BadRequest::WaitTwice(got) => (
-                "BADOPTION WAIT is given twice, give it once".to_owned(),
+            BadRequest::OptionTwice(name, got) => (
+                format!("BADOPTION {name} is given twice, give it once"),
+                got,
+            ),
+            BadRequest::LimitWithoutNumber(got) => (
+                "BADOPTION LIMIT has no number, give LIMIT n".to_owned(),
+                got,
+            ),
+            BadRequest::LimitAndShared(got) => (
+                "BADOPTION LIMIT and SHARED are both given, give one".to_owned(),
                 got,
             ),
             BadRequest::WaitWithoutTimeout(got) => (
@@ -136,6 +180,14 @@ impl From<BadRequest<'_>> for Reply {
             ),
             BadRequest::TimeoutOutOfRange(got) => (
                 format!("BADTIMEOUT timeout is out of range, give 0 to {MAX_INTEGER} milliseconds"),
+                got,
+            ),
+            BadRequest::LimitNotANumber(got) => (
+                format!("BADLIMIT limit is not a whole number, give 1 to {most} in digits"),
+                got,
+            ),
+            BadRequest::LimitOutOfRange(got) => (
+                format!("BADLIMIT limit is out of range, give 1 to {most}"),
                 got,
             ),
         };

@@ -33,6 +33,8 @@ proptest! {
             BadRequest::TtlNotANumber(&got),
             BadRequest::TtlOutOfRange(&got),
             BadRequest::OptionUnknown(&got),
+            BadRequest::LimitNotANumber(&got),
+            BadRequest::LimitOutOfRange(&got),
         ] {
             let message = message(bad);
             prop_assert!(message.bytes().all(|byte| (b' '..=b'~').contains(&byte)));

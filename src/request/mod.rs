@@ -2,14 +2,13 @@
 //!
 //! Pure: bytes in, no Redis. Behind this parser no function checks an argument again.
 
-use crate::lock::Owner;
+use crate::lock::{LeaseRequest, Limit, Owner};
 use crate::time::{MAX_INTEGER, Ttl, Wait};
 
-/// `LOCK.ACQUIRE key owner ttl-ms [WAIT timeout-ms]`
+/// `LOCK.ACQUIRE key owner ttl-ms [WAIT timeout-ms] [LIMIT n | SHARED]`
 #[derive(Debug, PartialEq, Eq)]
 pub struct Acquire<'a> {
-    pub owner: Owner<'a>,
-    pub ttl: Ttl,
+    pub lease: LeaseRequest<'a>,
     /// How long to wait for a lock that another holds; none is one try.
     pub wait: Option<Wait>,
 }
@@ -30,10 +29,15 @@ pub enum BadRequest<'a> {
     TtlNotANumber(&'a [u8]),
     TtlOutOfRange(&'a [u8]),
     OptionUnknown(&'a [u8]),
-    WaitTwice(&'a [u8]),
+    /// Which one, in capitals, and as it was given.
+    OptionTwice(&'static str, &'a [u8]),
     WaitWithoutTimeout(&'a [u8]),
+    LimitWithoutNumber(&'a [u8]),
+    LimitAndShared(&'a [u8]),
     TimeoutNotANumber(&'a [u8]),
     TimeoutOutOfRange(&'a [u8]),
+    LimitNotANumber(&'a [u8]),
+    LimitOutOfRange(&'a [u8]),
 }
 
 /// Reads what follows `LOCK.ACQUIRE key`.
@@ -41,23 +45,42 @@ pub fn acquire<'a>(
     mut args: impl Iterator<Item = &'a [u8]>,
 ) -> Result<Acquire<'a>, BadRequest<'a>> {
     let (owner, ttl) = (owner(args.next())?, ttl(args.next())?);
-    let mut wait = None;
+    let (mut wait, mut number, mut shared) = (None, None, false);
     while let Some(option) = args.next() {
-        if !option.eq_ignore_ascii_case(b"WAIT") {
+        let is = |name: &str| option.eq_ignore_ascii_case(name.as_bytes());
+        if is("WAIT") {
+            once("WAIT", option, wait.is_some())?;
+            let timeout = args.next().ok_or(BadRequest::WaitWithoutTimeout(option))?;
+            wait = Some(self::timeout(timeout)?);
+        } else if is("LIMIT") {
+            once("LIMIT", option, number.is_some())?;
+            let given = args.next().ok_or(BadRequest::LimitWithoutNumber(option))?;
+            number = Some(limit(given)?);
+        } else if is("SHARED") {
+            once("SHARED", option, shared)?;
+            shared = true;
+        } else {
             return Err(BadRequest::OptionUnknown(option));
         }
-        if wait.is_some() {
-            return Err(BadRequest::WaitTwice(option));
+        if number.is_some() && shared {
+            return Err(BadRequest::LimitAndShared(option));
         }
-        wait = Some(timeout(
-            args.next().ok_or(BadRequest::WaitWithoutTimeout(option))?,
-        )?);
     }
+    let limit = match shared {
+        true => Limit::SHARED,
+        false => number.unwrap_or(Limit::EXCLUSIVE),
+    };
     Ok(Acquire {
-        owner,
-        ttl,
+        lease: LeaseRequest { owner, ttl, limit },
         wait: wait.flatten(),
     })
+}
+
+fn once<'a>(name: &'static str, option: &'a [u8], before: bool) -> Result<(), BadRequest<'a>> {
+    match before {
+        true => Err(BadRequest::OptionTwice(name, option)),
+        false => Ok(()),
+    }
 }
 
 /// Reads what follows `LOCK.RENEW key`.
@@ -91,31 +114,39 @@ fn owner(arg: Option<&[u8]>) -> Result<Owner<'_>, BadRequest<'_>> {
 
 fn ttl(arg: Option<&[u8]>) -> Result<Ttl, BadRequest<'_>> {
     let bytes = arg.ok_or(BadRequest::WrongCount)?;
-    match milliseconds(bytes) {
+    match number(bytes) {
         Ok(ms) => Ttl::from_ms(ms).ok_or(BadRequest::TtlOutOfRange(bytes)),
-        Err(NotMilliseconds::NotANumber) => Err(BadRequest::TtlNotANumber(bytes)),
-        Err(NotMilliseconds::OutOfRange) => Err(BadRequest::TtlOutOfRange(bytes)),
+        Err(BadNumber::NotANumber) => Err(BadRequest::TtlNotANumber(bytes)),
+        Err(BadNumber::OutOfRange) => Err(BadRequest::TtlOutOfRange(bytes)),
     }
 }
 
 /// None for 0, which is one try.
 fn timeout(bytes: &[u8]) -> Result<Option<Wait>, BadRequest<'_>> {
-    match milliseconds(bytes) {
+    match number(bytes) {
         Ok(ms) => Ok(Wait::from_ms(ms)),
-        Err(NotMilliseconds::NotANumber) => Err(BadRequest::TimeoutNotANumber(bytes)),
-        Err(NotMilliseconds::OutOfRange) => Err(BadRequest::TimeoutOutOfRange(bytes)),
+        Err(BadNumber::NotANumber) => Err(BadRequest::TimeoutNotANumber(bytes)),
+        Err(BadNumber::OutOfRange) => Err(BadRequest::TimeoutOutOfRange(bytes)),
     }
 }
 
-enum NotMilliseconds {
+fn limit(bytes: &[u8]) -> Result<Limit, BadRequest<'_>> {
+    match number(bytes) {
+        Ok(number) => Limit::new(number).ok_or(BadRequest::LimitOutOfRange(bytes)),
+        Err(BadNumber::NotANumber) => Err(BadRequest::LimitNotANumber(bytes)),
+        Err(BadNumber::OutOfRange) => Err(BadRequest::LimitOutOfRange(bytes)),
+    }
+}
+
+enum BadNumber {
     NotANumber,
     OutOfRange,
 }
 
 /// ASCII digits and nothing else, up to 2^53 − 1. Not `str::parse`, which takes a plus sign.
-fn milliseconds(bytes: &[u8]) -> Result<u64, NotMilliseconds> {
+fn number(bytes: &[u8]) -> Result<u64, BadNumber> {
     if bytes.is_empty() || !bytes.iter().all(u8::is_ascii_digit) {
-        return Err(NotMilliseconds::NotANumber);
+        return Err(BadNumber::NotANumber);
     }
     bytes
         .iter()
@@ -124,7 +155,7 @@ fn milliseconds(bytes: &[u8]) -> Result<u64, NotMilliseconds> {
                 .checked_add(u64::from(byte - b'0'))
                 .filter(|sum| *sum <= MAX_INTEGER)
         })
-        .ok_or(NotMilliseconds::OutOfRange)
+        .ok_or(BadNumber::OutOfRange)
 }
 
 #[cfg(test)]

@@ -54,10 +54,61 @@ fn arguments_are_checked_from_left_to_right() {
         Err(BadRequest::OptionUnknown(b"y"))
     );
     assert_eq!(
+        acquire(args(&[b"o", b"1", b"WAIT", b"x", b"LIMIT", b"y"])),
+        Err(BadRequest::TimeoutNotANumber(b"x"))
+    );
+    assert_eq!(
         renew(args(&[b"o", b"1", b"y"])),
         Err(BadRequest::WrongCount)
     );
     assert_eq!(release(args(&[b"o", b"y"])), Err(BadRequest::WrongCount));
+}
+
+#[test]
+fn options_come_in_any_order_and_any_case() {
+    let limit_and_wait = |options: &[&[u8]]| {
+        let given = [&[&b"o"[..], b"1"], options].concat();
+        let request = acquire(args(&given)).unwrap();
+        let wait_ms = request.wait.map_or(0, Wait::ms);
+        (request.lease.limit.number(), wait_ms)
+    };
+    assert_eq!(limit_and_wait(&[]), (1, 0));
+    assert_eq!(limit_and_wait(&[b"limit", b"01"]), (1, 0));
+    assert_eq!(limit_and_wait(&[b"SHARED"]), (1_000, 0));
+    assert_eq!(limit_and_wait(&[b"LIMIT", b"1000"]), (1_000, 0));
+    assert_eq!(limit_and_wait(&[b"wait", b"5", b"Limit", b"2"]), (2, 5));
+    assert_eq!(limit_and_wait(&[b"Shared", b"WAIT", b"5"]), (1_000, 5));
+}
+
+#[test]
+fn each_option_is_given_once_and_a_limit_is_1_to_1000_in_digits() {
+    use BadRequest::*;
+    for (options, bad) in [
+        (&[&b"limit"[..]][..], LimitWithoutNumber(b"limit")),
+        (&[b"LIMIT", b"x"], LimitNotANumber(b"x")),
+        (&[b"LIMIT", b""], LimitNotANumber(b"")),
+        (&[b"LIMIT", b"+1"], LimitNotANumber(b"+1")),
+        (&[b"LIMIT", b"WAIT"], LimitNotANumber(b"WAIT")),
+        (&[b"LIMIT", b"0"], LimitOutOfRange(b"0")),
+        (&[b"LIMIT", b"1001"], LimitOutOfRange(b"1001")),
+        (&[b"LIMIT", b"65537"], LimitOutOfRange(b"65537")),
+        (
+            &[b"LIMIT", b"99999999999999999999"],
+            LimitOutOfRange(b"99999999999999999999"),
+        ),
+        (
+            &[b"LIMIT", b"2", b"limit", b"x"],
+            OptionTwice("LIMIT", b"limit"),
+        ),
+        (&[b"SHARED", b"Shared"], OptionTwice("SHARED", b"Shared")),
+        (&[b"WAIT", b"1", b"wait"], OptionTwice("WAIT", b"wait")),
+        (&[b"LIMIT", b"2", b"shared"], LimitAndShared(b"shared")),
+        (&[b"shared", b"LIMIT", b"2"], LimitAndShared(b"LIMIT")),
+        (&[b"SHARED", b"NX"], OptionUnknown(b"NX")),
+    ] {
+        let given = [&[&b"o"[..], b"1"], options].concat();
+        assert_eq!(acquire(args(&given)), Err(bad), "{bad:?}");
+    }
 }
 
 proptest! {
@@ -67,8 +118,8 @@ proptest! {
     ) {
         let given: Vec<&[u8]> = given.iter().map(Vec::as_slice).collect();
         if let Ok(request) = acquire(args(&given)) {
-            prop_assert_eq!(request.owner.bytes(), given[0]);
-            prop_assert!((1..=MAX_INTEGER).contains(&request.ttl.ms()));
+            prop_assert_eq!(request.lease.owner.bytes(), given[0]);
+            prop_assert!((1..=MAX_INTEGER).contains(&request.lease.ttl.ms()));
         }
         let _ = renew(args(&given));
         let _ = release(args(&given));

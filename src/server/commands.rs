@@ -6,14 +6,14 @@
 use std::ffi::CStr;
 
 use super::api::{
-    Access, Arg, ArgKind, Args, Command, Ctx, Key, Kind, Refused, Spec, Text, clocks, unix_time,
+    Access, Arg, ArgKind, Args, Command, Ctx, Kind, Refused, Spec, Text, clocks, unix_time,
 };
 use super::state::State;
-use super::stats::Cause;
-use super::{effects, faults, keys, replies, waiting};
-use crate::lock::{self, Effect, Found, Outcome};
-use crate::reply::{self, Info, Reply};
+use super::{faults, keys, replies, waiting};
+use crate::lock::{self, Found, Holder, Holders, Outcome};
+use crate::reply::{self, HolderInfo, Info, ListInfo, Reply};
 use crate::request::{self, Acquire, BadRequest};
+use crate::time::{UnixMs, UnixUs};
 
 /// ACL category of all our commands, on servers that have categories for modules.
 const CATEGORY: &CStr = c"lock";
@@ -57,7 +57,17 @@ impl<H: Handler> Command for H {
 const KEY: Arg = Arg::new(c"key", ArgKind::Key);
 const OWNER: Arg = Arg::new(c"owner", ArgKind::Bytes);
 const TTL: Arg = Arg::new(c"ttl-ms", ArgKind::Integer);
-const WAIT: Arg = Arg::new(c"timeout-ms", ArgKind::Integer).after(c"WAIT");
+const WAIT: Arg = Arg::new(c"timeout-ms", ArgKind::Integer)
+    .after(c"WAIT")
+    .optional();
+const LIMIT: Arg = Arg::new(
+    c"limit",
+    ArgKind::OneOf(&[
+        Arg::new(c"n", ArgKind::Integer).after(c"LIMIT"),
+        Arg::new(c"shared", ArgKind::Word).after(c"SHARED"),
+    ]),
+)
+.optional();
 
 fn key<'c>(args: &Args<'c>) -> Result<Text<'c>, BadRequest<'c>> {
     args.key().ok_or(BadRequest::WrongCount)
@@ -73,56 +83,48 @@ impl Handler for AcquireCommand {
         arity: -4,
         access: Access::Update,
         since: c"0.1.0",
-        summary: c"Acquires a lock for an owner and returns its fence, or null if another holds \
-                   it. Waits in the queue if asked to.",
-        complexity: c"O(1), or O(log(N)) with N clients waiting.",
-        args: &[KEY, OWNER, TTL, WAIT],
+        summary: c"Acquires a lock for an owner and returns its fence, or null if others hold it \
+                   and admit nobody else. Waits in the queue if asked to.",
+        complexity: c"O(H) with H holders, and O(log(N)) with N clients waiting.",
+        args: &[KEY, OWNER, TTL, WAIT, LIMIT],
     };
 
     fn handle<'c>(ctx: &'c Ctx, args: &Args<'c>) -> Result<Option<Reply>, BadRequest<'c>> {
         let name = key(args)?;
-        let request = request::acquire(args.from(2))?;
-        let Acquire { owner, ttl, wait } = request;
-        let key = serve_if_free(ctx, name, ctx.open(name));
-        let found = keys::find(ctx, &key, owner);
-        let before = match found {
+        let Acquire { lease, wait } = request::acquire(args.from(2))?;
+        let (key, queued) = waiting::serve_before(ctx, name, ctx.open(name));
+        let found = keys::find(ctx, &key, lease.owner);
+        let key_ends_at = match found {
             Found::Value(_) => key.ends_at(),
             _ => None,
         };
         let now = unix_time();
         let decision = State::with(ctx, |state| {
             let State { fences, stats, .. } = state;
-            let decision = lock::acquire(found, before, owner, ttl, now, fences);
-            match (decision.outcome, decision.effect) {
-                (Outcome::Acquired(_), Effect::Set(_)) => stats.grants_direct += 1,
-                (Outcome::Busy, _) if wait.is_none() => stats.refusals += 1,
+            let decision = lock::acquire(found, key_ends_at, lease, queued, now, fences);
+            match decision.outcome {
+                Outcome::Acquired(_) => stats.grants_direct += 1,
+                Outcome::Busy if wait.is_none() => stats.refusals += 1,
+                Outcome::NotAdmitted => stats.refusals += 1,
                 _ => {}
             }
             decision
         });
         if let (Outcome::Busy, Some(wait)) = (decision.outcome, wait) {
-            let ends_at = key.ends_at();
+            let (seen, ends_at) = (keys::seen(&key), keys::next_end(ctx, &key, now));
             drop(key);
-            return Ok(waiting::wait(ctx, name, &request, wait, ends_at));
+            return Ok(waiting::wait(ctx, name, lease, wait, seen, ends_at));
         }
-        if let Outcome::Acquired(_) = decision.outcome {
-            waiting::confirm(ctx, name, owner);
+        if let Outcome::Acquired(_) | Outcome::Confirmed(_) = decision.outcome {
+            waiting::confirm(ctx, name, lease.owner);
+        }
+        if let Outcome::Confirmed(_) = decision.outcome {
             // A value that stays is used all the same.
-            if !matches!(decision.effect, Effect::Set(_)) {
-                key.touch(name);
-            }
+            key.touch(name);
         }
-        effects::apply(name, key, decision.effect);
+        waiting::carry_out(ctx, name, key, decision.effect);
         Ok(Some(decision.outcome.into()))
     }
-}
-
-/// A free key for which clients wait is the first one's, not the newcomer's.
-fn serve_if_free<'c>(ctx: &'c Ctx, name: Text<'c>, key: Key<'c>) -> Key<'c> {
-    if key.kind() != Kind::Empty {
-        return key;
-    }
-    waiting::serve_next(ctx, name, key, None, None).unwrap_or_else(|| ctx.open(name))
 }
 
 struct RenewCommand;
@@ -136,7 +138,7 @@ impl Handler for RenewCommand {
         access: Access::Update,
         since: c"0.1.0",
         summary: c"Lets the lease of a lock end ttl-ms from now, if the owner holds it.",
-        complexity: c"O(1)",
+        complexity: c"O(H) with H holders.",
         args: &[KEY, OWNER, TTL],
     };
 
@@ -155,10 +157,7 @@ impl Handler for RenewCommand {
             true => state.stats.renewals += 1,
             false => state.stats.renewals_refused += 1,
         });
-        effects::apply(name, key, decision.effect);
-        if let Effect::Expire { ends_at } = decision.effect {
-            waiting::renewed(ctx, name, ends_at);
-        }
+        waiting::carry_out(ctx, name, key, decision.effect);
         Ok(Some(decision.outcome.into()))
     }
 }
@@ -175,7 +174,7 @@ impl Handler for ReleaseCommand {
         since: c"0.1.0",
         summary: c"Releases a lock, if the owner holds it, to the next in its queue. Takes the \
                    owner out of the queue.",
-        complexity: c"O(1), or O(log(N)) with N clients waiting.",
+        complexity: c"O(H) with H holders, and O(log(N)) with N clients waiting.",
         args: &[KEY, OWNER],
     };
 
@@ -183,7 +182,7 @@ impl Handler for ReleaseCommand {
         let name = key(args)?;
         let owner = request::release(args.from(2))?;
         let key = ctx.open(name);
-        let decision = lock::release(keys::find(ctx, &key, owner), owner);
+        let decision = lock::release(keys::find(ctx, &key, owner), owner, unix_time());
         if decision.outcome == Outcome::Released {
             State::with(ctx, |state| state.stats.releases += 1);
         }
@@ -191,15 +190,7 @@ impl Handler for ReleaseCommand {
         if let Some(client) = waiting::leave(ctx, name, owner) {
             waiting::refuse(client, Reply::Null);
         }
-        let key = match decision.effect {
-            Effect::Delete { replaced } => {
-                waiting::serve_next(ctx, name, key, replaced, Some(Cause::Release))
-            }
-            _ => Some(key),
-        };
-        if let Some(key) = key {
-            effects::apply(name, key, decision.effect);
-        }
+        waiting::carry_out(ctx, name, key, decision.effect);
         Ok(Some(decision.outcome.into()))
     }
 }
@@ -215,7 +206,8 @@ impl Handler for InfoCommand {
         access: Access::Read,
         since: c"0.1.0",
         summary: c"Tells who holds a lock, since when and for how long, and who waits for it.",
-        complexity: c"O(N) with N clients waiting for the key, at most 100.",
+        complexity:
+            c"O(H) with H holders, and O(N) with N clients waiting for the key, at most 100.",
         args: &[KEY],
     };
 
@@ -227,31 +219,67 @@ impl Handler for InfoCommand {
             return Ok(Some(Outcome::WrongType.into()));
         }
         let now = clocks();
-        let mut info = Info {
-            ttl_ms: -2,
-            ..Info::default()
-        };
+        let (waiters, queue) = waiting::list(ctx, name, LISTED, now.mono);
         let ends_at = key.ends_at();
         // Also if there is none: a miss counts as that of a GET.
-        if let Some(value) = keys::peek(ctx, key, name) {
-            let reading = lock::read(&value);
-            info.owner = Some(reading.owner.to_vec());
-            info.fence = reading.fence.map(|fence| fence.number().cast_signed());
-            info.held_ms = reading
-                .fence
-                .map(|fence| fence.held_ms(now.wall).cast_signed());
-            info.ttl_ms = ends_at.map_or(-1, |end| (end.0 - now.wall.ms().0).max(0));
-        }
-        (info.waiters, info.queue) = waiting::list(ctx, name, LISTED, now.mono);
-        if info.owner.is_none() && info.waiters == 0 {
+        let value = keys::peek(ctx, key, name);
+        let info = Info {
+            waiters,
+            queue,
+            ..holding(value.as_deref(), ends_at, now.wall)
+        };
+        if info.ttl_ms == NOBODY && info.waiters == 0 {
             return Ok(Some(Reply::Null));
         }
         Ok(Some(Reply::Info(info)))
     }
 }
 
-/// How many of those who wait LOCK.INFO lists, so that no reply holds up the server.
+/// How many of those who hold and of those who wait LOCK.INFO lists, so that no reply holds up the server.
 const LISTED: usize = 100;
+
+/// In place of a ttl, as PTTL says it of a missing key.
+const NOBODY: i64 = -2;
+
+/// What LOCK.INFO says of those who hold a key.
+fn holding(value: Option<&[u8]>, ends_at: Option<UnixMs>, now: UnixUs) -> Info {
+    let nobody = Info {
+        ttl_ms: NOBODY,
+        ..Info::default()
+    };
+    let Some(value) = value else { return nobody };
+    let ms_to = |end: UnixMs| (end.0 - now.ms().0).max(0);
+    let ttl_ms = ends_at.map_or(-1, ms_to);
+    let Some(holders) = Holders::read(value, now) else {
+        let reading = lock::read(value);
+        return Info {
+            owner: Some(reading.owner.to_vec()),
+            fence: reading.fence.map(|fence| fence.number().cast_signed()),
+            held_ms: reading.fence.map(|fence| fence.held_ms(now).cast_signed()),
+            ttl_ms,
+            ..nobody
+        };
+    };
+    let Some(limit) = holders.limit() else {
+        return nobody;
+    };
+    let info = |holder: Holder| HolderInfo {
+        owner: holder.owner.bytes().to_vec(),
+        fence: holder.fence.number().cast_signed(),
+        held_ms: holder.fence.held_ms(now).cast_signed(),
+        ttl_ms: ms_to(holder.ends_at),
+        limit: holder.limit.number().into(),
+    };
+    Info {
+        ttl_ms,
+        list: Some(ListInfo {
+            limit: limit.number().into(),
+            holding: holders.iter().len() as i64,
+            holders: holders.iter().take(LISTED).map(info).collect(),
+        }),
+        ..nobody
+    }
+}
 
 struct DebugCommand;
 

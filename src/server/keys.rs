@@ -3,7 +3,9 @@
 use super::api::{Ctx, Key, Kind, Text};
 use super::quirks::Quirk;
 use super::state::State;
-use crate::lock::{Found, LockId, Owner};
+use crate::lock::{Found, Holders, LockId, Owner, may_be_list};
+use crate::queue::Seen;
+use crate::time::{UnixMs, UnixUs};
 
 /// The lock of this name, in the database of the running callback.
 pub fn lock_id(ctx: &Ctx, name: Text) -> LockId {
@@ -18,9 +20,37 @@ pub fn find<'k>(ctx: &Ctx, key: &'k Key, owner: Owner) -> Found<'k> {
     match key.kind() {
         Kind::Empty => Found::Nobody,
         Kind::Other => Found::WrongType,
-        Kind::String if !owner.may_hold(key.len()) => Found::Another,
+        Kind::String if !may_concern(owner, key.len()) => Found::Another,
         Kind::String => value(ctx, key).map_or(Found::Another, Found::Value),
     }
+}
+
+fn may_concern(owner: Owner, len: usize) -> bool {
+    owner.may_hold(len) || may_be_list(len)
+}
+
+/// Those who hold the key, if others may come beside them: nobody at a free key, those of a list. None for a
+/// key with one holder that allows no company, and for no lock at all.
+pub fn holders(ctx: &Ctx, key: &Key, now: UnixUs) -> Option<Holders> {
+    match key.kind() {
+        Kind::Empty => Some(Holders::default()),
+        Kind::String if may_be_list(key.len()) => Holders::read(value(ctx, key)?, now),
+        Kind::String | Kind::Other => None,
+    }
+}
+
+/// When the key ends, or the first lease of its holders, whichever is sooner.
+pub fn next_end(ctx: &Ctx, key: &Key, now: UnixUs) -> Option<UnixMs> {
+    let first = holders(ctx, key, now).and_then(|holders| holders.next_end());
+    first.into_iter().chain(key.ends_at()).min()
+}
+
+/// What shows of a key without reading its value; none if it is missing.
+pub fn seen(key: &Key) -> Option<Seen> {
+    (key.kind() != Kind::Empty).then(|| Seen {
+        len: key.len(),
+        ends_at: key.ends_at(),
+    })
 }
 
 /// The value of a string; none for anything else. Changes its encoding, but not how long it has been idle.

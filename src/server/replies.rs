@@ -1,7 +1,7 @@
 //! How a reply is sent.
 
 use super::api::Ctx;
-use crate::reply::{Info, Reply};
+use crate::reply::{Info, ListInfo, Reply};
 
 /// Sends the reply to the client of this callback.
 pub fn send(ctx: &Ctx, reply: &Reply) {
@@ -15,7 +15,7 @@ pub fn send(ctx: &Ctx, reply: &Reply) {
 }
 
 fn send_info(ctx: &Ctx, info: &Info) {
-    ctx.reply_map(6);
+    ctx.reply_map(if info.list.is_some() { 9 } else { 6 });
     ctx.reply_bytes(b"owner");
     match &info.owner {
         Some(owner) => ctx.reply_bytes(owner),
@@ -25,19 +25,43 @@ fn send_info(ctx: &Ctx, info: &Info) {
     send_integer_or_null(ctx, info.fence);
     ctx.reply_bytes(b"held-ms");
     send_integer_or_null(ctx, info.held_ms);
-    ctx.reply_bytes(b"ttl-ms");
-    ctx.reply_integer(info.ttl_ms);
-    ctx.reply_bytes(b"waiters");
-    ctx.reply_integer(info.waiters);
+    send_integer(ctx, b"ttl-ms", info.ttl_ms);
+    send_integer(ctx, b"waiters", info.waiters);
     ctx.reply_bytes(b"queue");
     ctx.reply_array(info.queue.len());
-    for (owner, waited_ms) in &info.queue {
-        ctx.reply_map(2);
+    for queued in &info.queue {
+        ctx.reply_map(if queued.limit.is_some() { 3 } else { 2 });
         ctx.reply_bytes(b"owner");
-        ctx.reply_bytes(owner);
-        ctx.reply_bytes(b"waited-ms");
-        ctx.reply_integer(*waited_ms);
+        ctx.reply_bytes(&queued.owner);
+        send_integer(ctx, b"waited-ms", queued.waited_ms);
+        if let Some(limit) = queued.limit {
+            send_integer(ctx, b"limit", limit);
+        }
     }
+    if let Some(list) = &info.list {
+        send_list(ctx, list);
+    }
+}
+
+fn send_list(ctx: &Ctx, list: &ListInfo) {
+    send_integer(ctx, b"limit", list.limit);
+    send_integer(ctx, b"holding", list.holding);
+    ctx.reply_bytes(b"holders");
+    ctx.reply_array(list.holders.len());
+    for holder in &list.holders {
+        ctx.reply_map(5);
+        ctx.reply_bytes(b"owner");
+        ctx.reply_bytes(&holder.owner);
+        send_integer(ctx, b"fence", holder.fence);
+        send_integer(ctx, b"held-ms", holder.held_ms);
+        send_integer(ctx, b"ttl-ms", holder.ttl_ms);
+        send_integer(ctx, b"limit", holder.limit);
+    }
+}
+
+fn send_integer(ctx: &Ctx, name: &[u8], number: i64) {
+    ctx.reply_bytes(name);
+    ctx.reply_integer(number);
 }
 
 fn send_integer_or_null(ctx: &Ctx, number: Option<i64>) {

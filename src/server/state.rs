@@ -5,8 +5,8 @@ use std::panic::UnwindSafe;
 use super::api::{Blocked, ClientId, Ctx, MainThread, OnMainThread, Timer, unix_time};
 use super::quirks::Quirks;
 use super::stats::{Cause, Stats};
-use crate::lock::{Fence, Fences, LockId};
-use crate::queue::{Grant, Queue};
+use crate::lock::{Fences, Holders, LockId};
+use crate::queue::{self, Queue, Seen};
 use crate::time::{MonoUs, Now};
 
 /// Default of `lockkeeper.max-waiters`, over all keys. One waiter and its connection cost the server
@@ -20,6 +20,8 @@ pub const DEFAULT_MAX_WAITERS_PER_KEY: u64 = 500;
 /// Clients that wait for a lock, among all that modules block. Its callbacks are in `waiting`.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiter;
+
+pub type Turn = queue::Turn<Blocked<Waiter>>;
 
 pub struct State {
     pub quirks: Quirks,
@@ -82,22 +84,40 @@ impl State {
         STATE.try_borrow_mut(proof)?.as_ref().map(read)
     }
 
-    /// The turn of the first who waits for this key, which is free, or holds a value with the fence
-    /// `replaced` that is to go.
-    pub fn next(
-        &mut self,
-        lock: &LockId,
-        replaced: Option<Fence>,
-        now: Now,
-    ) -> Option<Grant<Blocked<Waiter>>> {
-        self.queue.next(lock, replaced, now, &mut self.fences)
+    /// Those who wait for this key join these holders: what is to be written, and why there was room.
+    pub fn serve(&mut self, lock: &LockId, holders: Holders, now: Now) -> (Turn, Cause) {
+        let cause = match self.queue.has_expired(lock, now.wall) {
+            true => Cause::Expiry,
+            false => Cause::Release,
+        };
+        let State { queue, fences, .. } = self;
+        (queue.serve(lock, holders, now, fences), cause)
     }
 
-    /// Why a contended key is free.
-    pub fn cause_of_free_key(&self, lock: &LockId, now: Now) -> Cause {
-        match self.queue.has_expired(lock, now.wall) {
-            true => Cause::Expiry,
-            false => Cause::Deletion,
+    /// The same for a key that was found with these holders and shows this; none if they admit nobody who waits.
+    pub fn look(
+        &mut self,
+        lock: &LockId,
+        holders: Holders,
+        seen: Option<Seen>,
+        now: Now,
+    ) -> Option<(Turn, Cause)> {
+        let cause = self.cause_of_room(lock, seen, now);
+        let State { queue, fences, .. } = self;
+        let turn = queue.look(lock, holders, seen, now, fences);
+        turn.map(|turn| (turn, cause))
+    }
+
+    /// Why a contended key, which shows this, is free or has room.
+    fn cause_of_room(&self, lock: &LockId, seen: Option<Seen>, now: Now) -> Cause {
+        if self.queue.has_expired(lock, now.wall) {
+            Cause::Expiry
+        } else if self.queue.is_as_seen(lock, seen) {
+            // The same holders admit the first in the queue: somebody left its head, or it waits for the rest
+            // of a step.
+            Cause::Release
+        } else {
+            Cause::Deletion
         }
     }
 }

@@ -47,8 +47,9 @@ pub enum Access {
 pub struct Arg {
     name: &'static CStr,
     kind: ArgKind,
-    /// The word before it, of an argument that may be left out.
+    /// The word before it, or, of [`ArgKind::Word`], itself.
     token: Option<&'static CStr>,
+    optional: bool,
 }
 
 impl Arg {
@@ -57,13 +58,22 @@ impl Arg {
             name,
             kind,
             token: None,
+            optional: false,
         }
     }
 
-    /// May be left out, and follows this word.
+    /// Follows this word, or is it.
     pub const fn after(self, token: &'static CStr) -> Arg {
         Arg {
             token: Some(token),
+            ..self
+        }
+    }
+
+    /// May be left out.
+    pub const fn optional(self) -> Arg {
+        Arg {
+            optional: true,
             ..self
         }
     }
@@ -74,6 +84,10 @@ pub enum ArgKind {
     Key,
     Bytes,
     Integer,
+    /// Nothing but its word.
+    Word,
+    /// One of these.
+    OneOf(&'static [Arg]),
 }
 
 /// The arguments of a command, its name first; or those of MODULE LOAD.
@@ -198,10 +212,9 @@ fn describe(command: *mut raw::RedisModuleCommand, spec: &Spec) -> Result<(), Re
     };
     // SAFETY: these C structs are numbers, pointers and unions of such: all zero is a valid value,
     // and is what ends the arrays.
-    let (no_key, no_arg, mut info) = unsafe {
+    let (no_key, mut info) = unsafe {
         (
             mem::zeroed::<raw::RedisModuleCommandKeySpec>(),
-            mem::zeroed::<raw::RedisModuleCommandArg>(),
             mem::zeroed::<raw::RedisModuleCommandInfo>(),
         )
     };
@@ -222,32 +235,15 @@ fn describe(command: *mut raw::RedisModuleCommand, spec: &Spec) -> Result<(), Re
         keys.push(key);
     }
     keys.push(no_key);
-    let mut args: Vec<_> = spec
-        .args
-        .iter()
-        .map(|arg| raw::RedisModuleCommandArg {
-            name: arg.name.as_ptr(),
-            type_: match arg.kind {
-                ArgKind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
-                ArgKind::Bytes => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
-                ArgKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
-            },
-            token: arg.token.map_or(ptr::null(), CStr::as_ptr),
-            flags: match arg.token {
-                Some(_) => raw::REDISMODULE_CMD_ARG_OPTIONAL.cast_signed(),
-                None => 0,
-            },
-            ..no_arg
-        })
-        .collect();
-    args.push(no_arg);
+    let mut kept = vec![];
+    let args = describe_args(spec.args, &mut kept);
     info.version = &raw const version;
     info.summary = spec.summary.as_ptr();
     info.complexity = spec.complexity.as_ptr();
     info.since = spec.since.as_ptr();
     info.arity = spec.arity;
     info.key_specs = keys.as_mut_ptr();
-    info.args = args.as_mut_ptr();
+    info.args = args;
     // SAFETY: the command was just created; all pointers of the info lead to live values, the arrays end
     // with a zeroed element, and the server copies all of it before it returns.
     let status = unsafe { api!(RedisModule_SetCommandInfo)(command, &raw const info) };
@@ -255,4 +251,41 @@ fn describe(command: *mut raw::RedisModuleCommand, spec: &Spec) -> Result<(), Re
         status,
         &format!("the description of {}", spec.name.to_string_lossy()),
     )
+}
+
+/// The arguments as an array of the server's, which lives as long as what is kept.
+fn describe_args(
+    args: &[Arg],
+    kept: &mut Vec<Vec<raw::RedisModuleCommandArg>>,
+) -> *mut raw::RedisModuleCommandArg {
+    // SAFETY: this C struct is numbers and pointers: all zero is a valid value, and is what ends the array.
+    let no_arg = unsafe { mem::zeroed::<raw::RedisModuleCommandArg>() };
+    let mut described = vec![];
+    for arg in args {
+        let subargs = match arg.kind {
+            ArgKind::OneOf(args) => describe_args(args, kept),
+            _ => ptr::null_mut(),
+        };
+        described.push(raw::RedisModuleCommandArg {
+            name: arg.name.as_ptr(),
+            type_: match arg.kind {
+                ArgKind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+                ArgKind::Bytes => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+                ArgKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+                ArgKind::Word => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+                ArgKind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
+            },
+            token: arg.token.map_or(ptr::null(), CStr::as_ptr),
+            flags: match arg.optional {
+                true => raw::REDISMODULE_CMD_ARG_OPTIONAL.cast_signed(),
+                false => 0,
+            },
+            subargs,
+            ..no_arg
+        });
+    }
+    described.push(no_arg);
+    let start = described.as_mut_ptr();
+    kept.push(described);
+    start
 }

@@ -2,12 +2,12 @@
 
 use super::timer::rearm;
 use crate::lock::Outcome;
-use crate::queue::{Grant, GrantId};
+use crate::queue::GrantId;
 use crate::reply::{self, Reply};
 use crate::server::api::{Blocked, BlockedClient, ClientId, ConnectionKind, Ctx, clocks};
 use crate::server::quirks::Quirk;
 use crate::server::replies;
-use crate::server::state::{State, Waiter};
+use crate::server::state::{State, Turn, Waiter};
 use crate::server::stats::Cause;
 
 /// What a client that waited learns by being unblocked.
@@ -22,14 +22,17 @@ pub fn refuse(client: Blocked<Waiter>, reply: Reply) {
     client.unblock(Message { reply, grant: None });
 }
 
-/// Unblocks a client whose grant is written.
-pub fn notify(ctx: &Ctx, grant: Grant<Blocked<Waiter>>, cause: Cause) {
-    let waited_us = grant.waited_us(clocks().mono);
-    State::with(ctx, |state| state.stats.granted(cause, waited_us));
-    grant.client().unblock(Message {
-        reply: Outcome::Acquired(grant.id.fence).into(),
-        grant: Some(grant.id),
-    });
+/// Unblocks the clients of a turn that is written.
+pub fn notify(ctx: &Ctx, turn: Turn, cause: Cause) {
+    for grant in turn.grants {
+        let waited_us = grant.waited_us(clocks().mono);
+        State::with(ctx, |state| state.stats.granted(cause, waited_us));
+        grant.client().unblock(Message {
+            reply: Outcome::Acquired(grant.id.fence).into(),
+            grant: Some(grant.id),
+        });
+    }
+    rearm(ctx);
 }
 
 impl BlockedClient for Waiter {

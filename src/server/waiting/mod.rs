@@ -3,10 +3,10 @@
 //! The life of a waiter: [`wait`] blocks it and puts it into the queue. It leaves the queue when it is served,
 //! when its time is up, when its owner gives up, or when the server reports that it is gone; whoever takes it out
 //! unblocks it ([`callbacks`]). A grant is written before its waiter is unblocked, and is confirmed when the
-//! reply is out.
+//! reply is out. All who are granted in one step are written at once.
 //!
-//! Wake-ups come by three ways. RELEASE, and an ACQUIRE that finds the key free, hand over in their own
-//! step ([`serve_next`]). One [`timer`] fires when a wait is over, when a contended key should have expired,
+//! Wake-ups come by three ways. Commands that let others in hand over in their own step: RELEASE and all that
+//! change who holds a key ([`carry_out`]), and an ACQUIRE that finds room ([`serve_before`]). One [`timer`] fires when a wait is over, when a contended key should have expired,
 //! and every 10 ms for all that others may do to a key ([`work`]). The server's cron does the same
 //! by the monotonic clock, whatever became of the timer ([`cron`]).
 
@@ -18,27 +18,26 @@ use super::api::{Blocked, Ctx, Key, Text, clocks};
 use super::keys::lock_id;
 use super::quirks::Quirk;
 use super::state::{State, Waiter};
-use super::stats::Cause;
-use super::{effects, faults};
-use crate::lock::{Fence, LockId, Owner};
-use crate::queue::{Dismissal, JoinRequest};
-use crate::reply::{self, Reply};
-use crate::request::Acquire;
+use super::{effects, faults, keys};
+use crate::lock::{Effect, Holders, LeaseRequest, Limit, LockId, Owner};
+use crate::queue::{Dismissal, JoinRequest, Queued, Seen};
+use crate::reply::{self, QueuedInfo, Reply};
 use crate::time::{MonoUs, UnixMs, Wait};
 use callbacks::notify;
 use timer::rearm;
-use work::work;
+use work::{Look, work};
 
 pub use callbacks::refuse;
 pub use work::cron;
 
-/// The client of this command joins the queue of the key, which ends at `ends_at` if it does. Returns the reply
-/// to a client that may not wait, none to one that waits.
+/// The client of this command joins the queue of the key, which shows this, and whose first lease ends at `ends_at`
+/// if it does. Returns the reply to a client that may not wait, none to one that waits.
 pub fn wait(
     ctx: &Ctx,
     name: Text,
-    request: &Acquire,
+    lease: LeaseRequest,
     wait: Wait,
+    seen: Option<Seen>,
     ends_at: Option<UnixMs>,
 ) -> Option<Reply> {
     let one_try = || {
@@ -48,9 +47,8 @@ pub fn wait(
     if !ctx.can_block() {
         return one_try();
     }
-    let Acquire { owner, ttl, .. } = *request;
     let lock = lock_id(ctx, name);
-    let may_be_unblocked = match State::with(ctx, |state| admit(state, &lock, owner)) {
+    let may_be_unblocked = match State::with(ctx, |state| admit(state, &lock, lease.owner)) {
         Ok(may_be_unblocked) => may_be_unblocked,
         Err(full) => return Some(full),
     };
@@ -59,14 +57,13 @@ pub fn wait(
     };
     let now = clocks();
     let request = JoinRequest {
-        owner,
-        ttl,
+        lease,
         deadline: now.mono.plus(wait),
         client: blocked.client(),
     };
     let earlier = State::with(ctx, |state| {
         let earlier = state.queue.join(&lock, request, now.mono);
-        state.queue.held(&lock, ends_at, now);
+        state.queue.held(&lock, seen, ends_at, now);
         earlier
     });
     blocked.kept();
@@ -96,32 +93,52 @@ fn admit(state: &mut State, lock: &LockId, owner: Owner) -> Result<bool, Reply> 
     }
 }
 
-/// Gives the key to the next in its queue, in the step of the running command. Returns the key if nobody
-/// waits for it.
-///
-/// `replaced`: the fence of the value that goes. `cause`: none for a key that was found free.
-pub fn serve_next<'c>(
-    ctx: &'c Ctx,
-    name: Text,
-    key: Key<'c>,
-    replaced: Option<Fence>,
-    cause: Option<Cause>,
-) -> Option<Key<'c>> {
+/// A key that is free or has room is for those who wait for it before it is for a newcomer. Returns the key, and
+/// whether somebody still waits for it; false for one with an exclusive holder, which is nobody else's anyhow.
+pub fn serve_before<'c>(ctx: &'c Ctx, name: Text<'c>, key: Key<'c>) -> (Key<'c>, bool) {
     if nobody_waits(ctx) || faults::only_the_cron_wakes() {
-        return Some(key);
+        return (key, false);
+    }
+    let now = clocks();
+    let Some(holders) = keys::holders(ctx, &key, now.wall) else {
+        return (key, false);
+    };
+    let (lock, seen) = (lock_id(ctx, name), keys::seen(&key));
+    let served = State::with(ctx, |state| state.look(&lock, holders, seen, now));
+    let key = match served {
+        Some((turn, cause)) => {
+            effects::write(name, key, turn.value.as_ref());
+            notify(ctx, turn, cause);
+            ctx.open(name)
+        }
+        None => key,
+    };
+    let queued = State::with(ctx, |state| state.queue.waiters_of(&lock) > 0);
+    (key, queued)
+}
+
+/// Carries out what a command decided, which the server has checked: nothing can fail.
+pub fn carry_out(ctx: &Ctx, name: Text, key: Key, effect: Effect) {
+    match effect {
+        Effect::Nothing => {}
+        Effect::Set(value) => effects::write(name, key, Some(&value)),
+        Effect::Expire { ends_at } => {
+            key.expire(name, ends_at);
+            renewed(ctx, name, ends_at);
+        }
+        Effect::Hold(holders) => hold(ctx, name, key, holders),
+    }
+}
+
+/// The key has these holders now, and those who wait and are admitted beside them.
+fn hold(ctx: &Ctx, name: Text, key: Key, holders: Holders) {
+    if nobody_waits(ctx) || faults::only_the_cron_wakes() {
+        return effects::write(name, key, holders.value().as_ref());
     }
     let (lock, now) = (lock_id(ctx, name), clocks());
-    let next = State::with(ctx, |state| {
-        let cause = cause.unwrap_or(state.cause_of_free_key(&lock, now));
-        state.next(&lock, replaced, now).map(|grant| (grant, cause))
-    });
-    let Some((grant, cause)) = next else {
-        return Some(key);
-    };
-    effects::grant(name, key, grant.lease());
-    notify(ctx, grant, cause);
-    rearm(ctx);
-    None
+    let (turn, cause) = State::with(ctx, |state| state.serve(&lock, holders, now));
+    effects::write(name, key, turn.value.as_ref());
+    notify(ctx, turn, cause);
 }
 
 fn nobody_waits(ctx: &Ctx) -> bool {
@@ -129,12 +146,14 @@ fn nobody_waits(ctx: &Ctx) -> bool {
 }
 
 /// The lease of a key ends at another time, which may be sooner than those who wait for it expect.
-pub fn renewed(ctx: &Ctx, name: Text, ends_at: UnixMs) {
+fn renewed(ctx: &Ctx, name: Text, ends_at: UnixMs) {
     if nobody_waits(ctx) {
         return;
     }
     let (lock, now) = (lock_id(ctx, name), clocks());
-    State::with(ctx, |state| state.queue.held(&lock, Some(ends_at), now));
+    State::with(ctx, |state| {
+        state.queue.held(&lock, None, Some(ends_at), now)
+    });
     rearm(ctx);
 }
 
@@ -152,21 +171,28 @@ pub fn leave(ctx: &Ctx, name: Text, owner: Owner) -> Option<Blocked<Waiter>> {
         return None;
     }
     let lock = lock_id(ctx, name);
-    State::with(ctx, |state| state.queue.leave_owner(&lock, owner))
+    let client = State::with(ctx, |state| state.queue.leave_owner(&lock, owner));
+    if client.is_some() {
+        rearm(ctx);
+    }
+    client
 }
 
-/// How many clients wait for the key, and the first of them, at most so many: owner, and how long it has waited,
-/// in milliseconds.
-pub fn list(ctx: &Ctx, name: Text, at_most: usize, now: MonoUs) -> (i64, Vec<(Vec<u8>, i64)>) {
+/// How many clients wait for the key, and the first of them, at most so many.
+pub fn list(ctx: &Ctx, name: Text, at_most: usize, now: MonoUs) -> (i64, Vec<QueuedInfo>) {
     if nobody_waits(ctx) {
         return (0, vec![]);
     }
     let lock = lock_id(ctx, name);
     State::with(ctx, |state| {
         let first = state.queue.list(&lock, now).take(at_most);
-        let waited_ms = |us: u64| (us / 1000).cast_signed();
-        let first = first.map(|(owner, us)| (owner.bytes().to_vec(), waited_ms(us)));
-        (state.queue.waiters_of(&lock) as i64, first.collect())
+        let info = |queued: Queued| QueuedInfo {
+            owner: queued.owner.bytes().to_vec(),
+            waited_ms: (queued.waited_us / 1000).cast_signed(),
+            limit: (queued.limit != Limit::EXCLUSIVE).then(|| queued.limit.number().into()),
+        };
+        let first = first.map(info).collect();
+        (state.queue.waiters_of(&lock) as i64, first)
     })
 }
 
@@ -182,7 +208,7 @@ pub fn configured(ctx: &Ctx) {
     });
     if drained {
         // The first of them in this very step: on most servers that is all of them.
-        work(ctx);
+        work(ctx, Look::IfChanged);
     }
 }
 

@@ -3,11 +3,11 @@
 
 use super::callbacks::{notify, refuse};
 use super::timer::{QueueTimer, rearm, stop_if_overdue};
-use crate::lock::LockId;
-use crate::queue::{BACK_OFF_MS, Dismissal, Grant, GrantId, Task};
+use crate::lock::{Found, LockId};
+use crate::queue::{BACK_OFF_MS, Dismissal, GrantId, Task};
 use crate::reply::Reply;
-use crate::server::api::{Blocked, Ctx, Kind, Refusal, Text, TimerCallback, clocks};
-use crate::server::state::{State, Waiter};
+use crate::server::api::{Ctx, Refusal, Text, TimerCallback, clocks};
+use crate::server::state::{State, Turn};
 use crate::server::stats::Cause;
 use crate::server::{effects, faults, keys};
 
@@ -15,9 +15,16 @@ impl TimerCallback for QueueTimer {
     fn fired(ctx: &Ctx) {
         State::with(ctx, |state| state.timer = None);
         if !faults::only_the_cron_wakes() {
-            work(ctx);
+            work(ctx, Look::IfChanged);
         }
     }
+}
+
+/// Whether a poll reads a key that shows what it showed before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    IfChanged,
+    Always,
 }
 
 /// The server's cron, ten times a second by default: whatever was missed is made good here.
@@ -26,11 +33,11 @@ pub fn cron(ctx: &Ctx) {
         return;
     }
     stop_if_overdue(ctx, clocks().mono);
-    work(ctx);
+    work(ctx, Look::Always);
 }
 
 /// Does what is due, and sees to it that the timer fires for what is due next.
-pub fn work(ctx: &Ctx) {
+pub fn work(ctx: &Ctx, look: Look) {
     let without_reply = State::with(ctx, |state| std::mem::take(&mut state.without_reply));
     for client in without_reply {
         ctx.close(client);
@@ -53,78 +60,75 @@ pub fn work(ctx: &Ctx) {
                 refuse(client, Reply::Null);
             }
             Task::Dismissed(client, why) => refuse(client, why.into()),
-            Task::Poll(lock) => poll(ctx, &lock),
+            Task::Poll(lock) => poll(ctx, &lock, look),
             Task::TakeBack(grant) => take_back(ctx, &grant),
         }
     }
     rearm(ctx);
 }
 
-/// Looks whether a contended key is free, and if so serves the next in its queue.
-fn poll(ctx: &Ctx, lock: &LockId) {
+/// Looks whether a contended key is free or has room, and if so serves those who wait for it.
+fn poll(ctx: &Ctx, lock: &LockId, look: Look) {
     ctx.select(lock.db);
     let name = ctx.text(&lock.name);
-    let (free, ends_at) = {
-        let key = ctx.open(name.text());
-        (key.kind() == Kind::Empty, key.ends_at())
-    };
-    let now = clocks();
-    let next = State::with(ctx, |state| {
-        if !free {
-            state.queue.held(lock, ends_at, now);
-            return None;
+    let key = ctx.open(name.text());
+    let (now, seen) = (clocks(), keys::seen(&key));
+    let settled = State::with(ctx, |state| state.queue.settle(lock, seen, now));
+    if settled && look == Look::IfChanged {
+        return;
+    }
+    let holders = keys::holders(ctx, &key, now.wall);
+    drop(key);
+    let served = State::with(ctx, |state| match holders {
+        Some(holders) => state.look(lock, holders, seen, now),
+        None => {
+            let ends_at = seen.and_then(|seen| seen.ends_at);
+            state.queue.held(lock, seen, ends_at, now);
+            None
         }
-        let cause = state.cause_of_free_key(lock, now);
-        state.next(lock, None, now).map(|grant| (grant, cause))
     });
-    if let Some((grant, cause)) = next
-        && let Some(grant) = write(ctx, name.text(), grant)
-    {
-        notify(ctx, grant, cause);
+    if let Some((turn, cause)) = served {
+        write(ctx, lock, name.text(), turn, cause);
     }
 }
 
-/// Writes a grant. If the server refuses, the grant is gone: its waiter is first again, or all who wait for the
-/// key are sent to ask the cluster.
-fn write(ctx: &Ctx, name: Text, grant: Grant<Blocked<Waiter>>) -> Option<Grant<Blocked<Waiter>>> {
-    let Err(refusal) = effects::call_grant(ctx, name, grant.lease()) else {
-        return Some(grant);
+/// Writes a turn and notifies those who are granted. If the server refuses, they wait again, or all who wait for
+/// the key are sent to ask the cluster. Returns whether it was written.
+fn write(ctx: &Ctx, lock: &LockId, name: Text, turn: Turn, cause: Cause) -> bool {
+    let Err(refusal) = effects::call_write(ctx, name, turn.value.as_ref()) else {
+        notify(ctx, turn, cause);
+        return true;
     };
     let now = clocks();
     State::with(ctx, |state| {
-        let lock = grant.id.lock.clone();
-        state.queue.put_back(grant, now);
+        state.queue.put_back(lock, turn, now);
         match refusal {
-            Refusal::NotHere => state.queue.dismiss(Some(&lock), Dismissal::NotHere),
+            Refusal::NotHere => state.queue.dismiss(Some(lock), Dismissal::NotHere),
             Refusal::NotNow => {}
         }
     });
-    None
+    false
 }
 
-/// The reply of this grant was lost and its owner has not confirmed it: the key goes to the next in its
-/// queue, or is deleted, if it still carries that grant.
+/// The reply of this grant was lost and its owner has not confirmed it: its holder leaves the key, and those who
+/// wait are served, if the key still carries that grant.
 fn take_back(ctx: &Ctx, unconfirmed: &GrantId) {
     let lock = &*unconfirmed.lock;
     ctx.select(lock.db);
     let name = ctx.text(&lock.name);
-    let carried = {
-        let key = ctx.open(name.text());
-        unconfirmed.owner.borrowed().may_hold(key.len())
-            && keys::value(ctx, &key).is_some_and(|value| unconfirmed.is_carried_by(value))
-    };
-    if !carried {
-        return State::with(ctx, |state| state.queue.forget(unconfirmed));
-    }
     let now = clocks();
-    let replaced = Some(unconfirmed.fence);
-    let next = State::with(ctx, |state| state.next(lock, replaced, now));
-    let taken = match next {
-        Some(grant) => write(ctx, name.text(), grant)
-            .map(|grant| notify(ctx, grant, Cause::TakeBack))
-            .is_some(),
-        None => ctx.call_del(name.text()).is_ok(),
+    let others = {
+        let key = ctx.open(name.text());
+        match keys::find(ctx, &key, unconfirmed.owner.borrowed()) {
+            Found::Value(value) => unconfirmed.take_back(value, now.wall),
+            _ => None,
+        }
     };
+    let Some(others) = others else {
+        return State::with(ctx, |state| state.queue.forget(unconfirmed));
+    };
+    let (turn, _) = State::with(ctx, |state| state.serve(lock, others, now));
+    let taken = write(ctx, lock, name.text(), turn, Cause::TakeBack);
     State::with(ctx, |state| {
         if taken {
             state.queue.forget(unconfirmed);
