@@ -78,6 +78,23 @@ pub fn join(server: &Server, key: &str, owner: &str) -> Waiter {
     waiter
 }
 
+/// A client that sent this LOCK.ACQUIRE with a WAIT, and that is the last in the queue when this returns.
+#[track_caller]
+pub fn join_by(server: &Server, acquire: &str) -> Waiter {
+    let [_, key, owner, ..] = acquire.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("no LOCK.ACQUIRE: {acquire}");
+    };
+    let mut waiter = Waiter::of(server);
+    waiter.send(&words(acquire));
+    let mut redis = server.connect();
+    eventually(format!("{owner} is in the queue"), || {
+        queue(&mut redis, key)
+            .last()
+            .is_some_and(|name| name == owner)
+    });
+    waiter
+}
+
 /// So many clients that wait for `key`, in this order, as the owners "0", "1" and so on. Nobody waits before them.
 #[track_caller]
 pub fn join_many(server: &Server, key: &str, count: i64) -> Vec<Waiter> {
@@ -136,6 +153,21 @@ pub fn queue(redis: &mut Connection, key: &str) -> Vec<String> {
         .into_iter()
         .map(|waiter| from_redis_value(waiter[1].clone()).unwrap())
         .collect()
+}
+
+/// Those who hold a lock together, in the order of their grants, the first 100. None if it has no list.
+pub fn holders(redis: &mut Connection, key: &str) -> Vec<String> {
+    let Ok(Value::Array(fields)) = ask!(redis, "LOCK.INFO", key) else {
+        return vec![];
+    };
+    let Some(Value::Array(holders)) = fields.get(17) else {
+        return vec![];
+    };
+    let owner = |holder: &Value| {
+        let fields: Vec<Value> = from_redis_value(holder.clone()).unwrap();
+        from_redis_value(fields[1].clone()).unwrap()
+    };
+    holders.iter().map(owner).collect()
 }
 
 /// Sets how many may wait; 0 ends all waits.

@@ -229,8 +229,10 @@ fn an_option_that_is_not_known_is_refused() {
         ),
     ];
     for (option, shown) in refused {
-        let refusal =
-            format!("BADOPTION option is unknown, give WAIT timeout-ms or nothing, got '{shown}'");
+        let refusal = format!(
+            "BADOPTION option is unknown, give WAIT timeout-ms, LIMIT n, SHARED or nothing, \
+             got '{shown}'"
+        );
         assert_eq!(
             error(ask!(redis, "LOCK.ACQUIRE", "k", "alice", 1000, option)),
             refusal

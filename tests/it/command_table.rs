@@ -83,7 +83,7 @@ fn command_docs_describes_every_command_and_argument() {
     for (name, args) in [
         (
             "lock.acquire",
-            &["key", "owner", "ttl-ms", "timeout-ms"][..],
+            &["key", "owner", "ttl-ms", "timeout-ms", "limit"][..],
         ),
         ("lock.renew", &["key", "owner", "ttl-ms"]),
         ("lock.release", &["key", "owner"]),
@@ -110,6 +110,38 @@ fn command_docs_describes_every_command_and_argument() {
             .collect();
         assert_eq!(described, args, "{name}");
     }
+}
+
+#[test]
+fn command_docs_describes_each_option() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let docs: BTreeMap<String, BTreeMap<String, Value>> =
+        ask_for(&mut redis, &["COMMAND", "DOCS"], &["lock.acquire"]);
+    let args = |value: &Value| -> Vec<BTreeMap<String, Value>> {
+        from_redis_value(value.clone()).unwrap()
+    };
+    let acquire = args(&docs["lock.acquire"]["arguments"]);
+    let [.., wait, limit] = &acquire[..] else {
+        panic!("{acquire:?}");
+    };
+    for (arg, field, value) in [
+        (wait, "token", "WAIT"),
+        (wait, "type", "integer"),
+        (limit, "type", "oneof"),
+    ] {
+        assert_eq!(Ok(arg[field].clone()), text(value));
+        let flags: Vec<String> = from_redis_value(arg["flags"].clone()).unwrap();
+        assert_eq!(flags, ["optional"]);
+    }
+    let one_of = args(&limit["arguments"]);
+    let types_and_tokens = one_of
+        .iter()
+        .map(|arg| [&arg["type"], &arg["token"]].map(|value| Ok(value.clone())));
+    assert_eq!(
+        types_and_tokens.collect::<Vec<_>>(),
+        [["integer", "LIMIT"], ["pure-token", "SHARED"]].map(|names| names.map(text))
+    );
 }
 
 fn ask_for<T: FromRedisValue>(redis: &mut Connection, command: &[&str], args: &[&str]) -> T {

@@ -70,6 +70,7 @@ fn by_the_module() -> Seen {
             &["k", "", "1"],
             &["k", "alice", "0"],
             &["k", "alice", "1", "WAIT", "x"],
+            &["k", "alice", "1", "LIMIT", "0"],
             &["k", "alice", "1", "foo"],
         ],
     );

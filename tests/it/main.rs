@@ -28,6 +28,13 @@ mod replication {
     mod waiters;
 }
 
+mod several_holders {
+    mod commands;
+    mod durability;
+    mod turns;
+    mod value;
+}
+
 mod waiting {
     mod clock_steps;
     mod leaving;
