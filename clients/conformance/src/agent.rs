@@ -454,6 +454,15 @@ impl<'a> Acquire<'a> {
         self.with("wait_ms", "forever")
     }
 
+    /// One of so many places.
+    pub fn limit(self, limit: u64) -> Self {
+        self.with("limit", limit)
+    }
+
+    pub fn shared(self) -> Self {
+        self.with("shared", true)
+    }
+
     pub fn cancel_after_us(self, us: u64) -> Self {
         self.with("cancel_after_us", us)
     }
@@ -505,6 +514,18 @@ impl Held<'_> {
     #[track_caller]
     pub fn extend(&self, ms: u64) -> Answer {
         self.begin("extend", json!({"ms": ms})).answer()
+    }
+
+    /// To be the only holder.
+    #[track_caller]
+    pub fn upgrade(&self) -> Answer {
+        self.ask("upgrade")
+    }
+
+    /// To share it.
+    #[track_caller]
+    pub fn downgrade(&self) -> Answer {
+        self.ask("downgrade")
     }
 
     #[track_caller]

@@ -15,6 +15,7 @@ mod processes;
 mod refusals;
 mod releasing;
 mod servers;
+mod several;
 mod waiting;
 
 /// One promise, shown on one kind of agent.
@@ -146,6 +147,22 @@ scenarios! {
         a_master_that_lacks_replicas_is_waited_for,
         a_replica_that_has_lost_its_master_is_waited_for,
         a_cluster_that_is_down_is_waited_for,
+    }
+    several {
+        as_many_hold_a_lock_as_its_limit_says,
+        a_limit_that_makes_no_sense_is_refused_before_anything_is_sent,
+        readers_share_and_a_writer_is_alone,
+        a_reader_does_not_pass_a_waiting_writer,
+        a_killed_holder_frees_its_place_and_no_other,
+        a_grant_of_a_place_that_was_not_heard_is_found_among_the_holders,
+        a_cancelled_wait_for_a_place_leaves_nothing ["cancel_at_any_moment"],
+        info_tells_every_holder,
+        an_upgrade_is_one_try,
+        a_downgrade_lets_readers_in,
+        an_upgrade_of_a_lost_lock_takes_nothing,
+        an_upgrade_whose_reply_is_lost_is_an_upgrade,
+        an_upgrade_that_nobody_answers_costs_no_lock,
+        a_downgrade_that_arrives_late_makes_no_writer_share,
     }
     servers {
         a_unix_socket_is_reached,

@@ -103,7 +103,10 @@ pub fn info_tells_who_holds_and_how_many_wait(kind: &Kind) {
     let held = client.hold("book", 30_000);
     client.wait_for("book", 30_000, 20_000);
     eventually_waiting(&server, "book", 1);
-    let told = json!({"owner": held.owner, "fence": held.fence, "waiters": 1});
+    let told = json!({
+        "owner": held.owner, "fence": held.fence, "waiters": 1,
+        "limit": 1, "holding": 1, "holders": [held.owner],
+    });
     assert_eq!(info(), told);
 }
 
