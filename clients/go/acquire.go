@@ -162,7 +162,7 @@ func (a *acquisition) once(ctx context.Context, sentAt int64) (*Lock, error) {
 	for _, owner := range a.former {
 		commands = append(commands, releaseCommand(a.key, owner))
 	}
-	replies, err := a.ask(ctx, sentAt+longestAttempt/2, append(commands, acquireCommand(a.key, a.owner, t.ttl))...)
+	replies, err := a.ask(ctx, sentAt+longestAttempt/2, append(commands, acquireCommand(a.key, a.owner, t.ttl, a.settings.limit))...)
 	if err != nil {
 		return nil, err
 	}
@@ -270,7 +270,7 @@ func (a *acquisition) wait(parent context.Context) (fence int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	commands := []command{waitCommand(a.key, a.owner, t.ttl, limit)}
+	commands := []command{waitCommand(a.key, a.owner, t.ttl, limit, a.settings.limit)}
 	if to.asking {
 		commands = append([]command{{"ASKING"}}, commands...)
 	}

@@ -42,8 +42,11 @@ func (l *Lock) Key() string { return l.e.key }
 func (l *Lock) Owner() string { return l.e.owner }
 
 // Fence grows with every grant of this key. A storage that refuses a smaller one than it has seen is safe even from a
-// holder that was paused past its ttl.
-func (l *Lock) Fence() int64 { return l.e.fence }
+// holder that was paused past its ttl. [Lock.Upgrade] and [Lock.Downgrade] are grants, too.
+//
+// Of several holders all fences are good: a storage remembers the highest that came with an exclusive lock, and refuses
+// everybody below that.
+func (l *Lock) Fence() int64 { return l.e.fence.Load() }
 
 // Remaining is for how long, from now, nobody else can hold the lock; zero if it is lost or given up. Computed from a
 // clock that runs through suspend, without asking anybody, and on the safe side: counted from before the last
@@ -231,5 +234,5 @@ func (l *Lock) Leave() {
 
 // String shows key, owner and fence.
 func (l *Lock) String() string {
-	return fmt.Sprintf("%q held by %s with fence %d for %v", l.e.key, l.e.owner, l.e.fence, l.Remaining())
+	return fmt.Sprintf("%q held by %s with fence %d for %v", l.e.key, l.e.owner, l.Fence(), l.Remaining())
 }

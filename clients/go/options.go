@@ -14,12 +14,20 @@ const maxOwner = 495
 // maxLabel leaves room for a colon and a UUID.
 const maxLabel = maxOwner - 37
 
+// Of how many holders a lock may have: exclusive is one, shared the most that a key can have.
+const (
+	exclusive = 1
+	shared    = 1000
+)
+
 // forever is a wait without bound.
 const forever = math.MaxInt64
 
 type settings struct {
 	terms       terms
 	wait        int64
+	limit       int    // how many may hold it at once
+	limitedBy   string // the option that said so, of those that are being read
 	label       string
 	minReplicas int
 	logger      *slog.Logger
@@ -43,6 +51,32 @@ func WithTTL(ttl time.Duration) Option {
 // WithWait bounds how long [Client.Acquire] waits in the queue. By default it waits until its context ends.
 func WithWait(wait time.Duration) Option {
 	return func(s *settings) { s.wait = max(0, wait.Microseconds()) }
+}
+
+// WithLimit makes the lock one of n places, 1 to 1,000: it is granted as long as no holder, this one included, has more
+// company than it allows. Nothing is set up: the limit travels with the request, and the strictest holder counts.
+//
+// No fence protects among the holders of a limit: one whose lease ran out looks like its living companions.
+func WithLimit(n int) Option {
+	return func(s *settings) {
+		s.limitTo(n, "WithLimit")
+		if n < exclusive || n > shared {
+			s.invalid = fmt.Errorf("%w: the limit must be from 1 to 1000, got %d", ErrInvalid, n)
+		}
+	}
+}
+
+// Shared makes the lock that of a reader: it is held beside all other readers, and not beside a writer, who asks without
+// this option. A reader who comes after a waiting writer waits, so neither starves.
+func Shared() Option {
+	return func(s *settings) { s.limitTo(shared, "Shared") }
+}
+
+func (s *settings) limitTo(n int, option string) {
+	if s.limitedBy != "" && s.limitedBy != option {
+		s.invalid = fmt.Errorf("%w: WithLimit and Shared are both given, give one", ErrInvalid)
+	}
+	s.limit, s.limitedBy = n, option
 }
 
 // WithLabel sets the first part of the owner, `host:pid` by default, by which LOCK.INFO shows who it is. A UUID
@@ -91,10 +125,11 @@ func defaults() settings {
 		host = "localhost"
 	}
 	label := fmt.Sprintf("%.400s:%d", host, os.Getpid())
-	return settings{terms: terms{ttl: 30 * second}, wait: forever, label: label, logger: slog.Default()}
+	return settings{terms: terms{ttl: 30 * second}, wait: forever, limit: exclusive, label: label, logger: slog.Default()}
 }
 
 func (s settings) with(options []Option) settings {
+	s.limitedBy = "" // one lock may be another than those of its client
 	for _, option := range options {
 		option(&s)
 	}

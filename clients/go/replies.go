@@ -15,12 +15,20 @@ type command []any
 // inMs is rounded down, so that we never count on more than the server was asked for; it takes no 0.
 func inMs(micros int64) int64 { return max(1, min(micros, maxTTL)/millisecond) }
 
-func acquireCommand(key, owner string, ttl int64) command {
-	return command{"LOCK.ACQUIRE", key, owner, inMs(ttl)}
+// acquireCommand says nothing of a limit of one, so that an older module understands it.
+func acquireCommand(key, owner string, ttl int64, limit int) command {
+	asked := command{"LOCK.ACQUIRE", key, owner, inMs(ttl)}
+	switch limit {
+	case exclusive:
+		return asked
+	case shared:
+		return append(asked, "SHARED")
+	}
+	return append(asked, "LIMIT", limit)
 }
 
-func waitCommand(key, owner string, ttl, wait int64) command {
-	return append(acquireCommand(key, owner, ttl), "WAIT", inMs(wait))
+func waitCommand(key, owner string, ttl, wait int64, limit int) command {
+	return append(acquireCommand(key, owner, ttl, limit), "WAIT", inMs(wait))
 }
 
 func renewCommand(key, owner string, ttl int64) command {
@@ -92,24 +100,42 @@ func readReplicas(reply *redis.Cmd, wanted int) error {
 
 // Info tells who holds a lock and who waits for it, by the server's clock.
 type Info struct {
-	// Owner holds it; empty if nobody does and somebody waits.
+	// Owner holds it alone; empty if nobody does and somebody waits, or if others may hold it as well: see Holders.
 	Owner string
-	// Fence of the grant; 0 for a lock that was taken by hand.
+	// Fence of Owner's grant; 0 for a lock that was taken by hand.
 	Fence int64
-	// Held is for how long the owner has held it; 0 for a lock that was taken by hand.
+	// Held is for how long Owner has held it; 0 for a lock that was taken by hand.
 	Held time.Duration
-	// TTL is when it ends unless it is renewed; negative if it never does, or nobody holds it.
+	// TTL is when it ends, with several holders the last of them, unless it is renewed; negative if it never does, or nobody
+	// holds it.
 	TTL time.Duration
+	// Limit is how many may hold it, as the strictest of its holders says; 0 if nobody holds it.
+	Limit int64
+	// Holding is how many hold it.
+	Holding int64
+	// Holders are the first 100 of them, in order of their grants.
+	Holders []Holder
 	// Waiters is how many wait.
 	Waiters int64
 	// Queue are the first 100 of those who wait, in order.
 	Queue []Waiter
 }
 
-// Waiter is somebody who waits for a lock.
+// Holder is one of those who hold a lock, as [Info] tells of Owner; Limit is how many may hold it beside each other as far
+// as this one is concerned.
+type Holder struct {
+	Owner string
+	Fence int64
+	Held  time.Duration
+	TTL   time.Duration
+	Limit int64
+}
+
+// Waiter is somebody who waits for a lock, alone or with others up to its limit.
 type Waiter struct {
 	Owner  string
 	Waited time.Duration
+	Limit  int64
 }
 
 // readInfo gives nil if nobody holds the lock and nobody waits. Unknown fields are skipped: a later module may tell
@@ -133,21 +159,49 @@ func readInfo(reply any, err error) (*Info, error) {
 	for _, each := range queue {
 		waiter := readMap(each)
 		owner, _ := waiter["owner"].(string)
-		info.Queue = append(info.Queue, Waiter{owner, readMs(waiter["waited-ms"])})
+		info.Queue = append(info.Queue, Waiter{owner, readMs(waiter["waited-ms"]), readLimit(waiter)})
+	}
+	if holders, several := fields["holders"].([]any); several {
+		info.Limit, _ = fields["limit"].(int64)
+		info.Holding, _ = fields["holding"].(int64)
+		for _, each := range holders {
+			info.Holders = append(info.Holders, readHolder(readMap(each)))
+		}
+	} else if _, held := fields["owner"].(string); held {
+		info.Limit, info.Holding, info.Holders = exclusive, 1, []Holder{readHolder(fields)}
 	}
 	return info, nil
+}
+
+func readHolder(fields map[any]any) Holder {
+	owner, _ := fields["owner"].(string)
+	fence, _ := fields["fence"].(int64)
+	return Holder{owner, fence, readMs(fields["held-ms"]), readMs(fields["ttl-ms"]), readLimit(fields)}
+}
+
+// readLimit: what is exclusive says nothing of a limit.
+func readLimit(fields map[any]any) int64 {
+	if limit, ok := fields["limit"].(int64); ok {
+		return limit
+	}
+	return exclusive
 }
 
 func (i *Info) knows(owner string) bool {
 	if i == nil {
 		return false
 	}
+	for _, holder := range i.Holders {
+		if holder.Owner == owner {
+			return true
+		}
+	}
 	for _, waiter := range i.Queue {
 		if waiter.Owner == owner {
 			return true
 		}
 	}
-	return i.Owner == owner || i.Waiters > int64(len(i.Queue))
+	return i.Holding > int64(len(i.Holders)) || i.Waiters > int64(len(i.Queue))
 }
 
 // readMap reads a map in RESP3, a flat list in RESP2.

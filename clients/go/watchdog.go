@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -35,13 +36,16 @@ var (
 type entry struct {
 	client      *Client
 	key, owner  string
-	fence       int64
 	minReplicas int
 	grantedAt   int64
 
+	fence  atomic.Int64
 	endsAt atomic.Int64 // read without asking the watchdog; 0 if it is lost or given up
 	loss   context.Context
 	lose   context.CancelCauseFunc
+
+	regranting      sync.Mutex // one upgrade or downgrade at a time
+	mayBecomeShared bool       // guarded by it: a downgrade that was left without an answer may arrive late
 
 	// Guarded by the client's mutex.
 	lease    lease
@@ -60,9 +64,10 @@ type renewing struct {
 }
 
 func (c *Client) newEntry(key, owner string, fence, at int64, s settings, l lease) *entry {
-	e := &entry{client: c, key: key, owner: owner, fence: fence, minReplicas: s.minReplicas, grantedAt: at,
+	e := &entry{client: c, key: key, owner: owner, minReplicas: s.minReplicas, grantedAt: at,
 		lease: l, index: -1, outcome: errNoAnswer,
 		told: make(chan struct{}), ended: make(chan struct{})}
+	e.fence.Store(fence)
 	e.endsAt.Store(l.endsAt)
 	e.loss, e.lose = context.WithCancelCause(context.Background())
 	return e

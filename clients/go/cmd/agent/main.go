@@ -107,7 +107,8 @@ func (o object) options() (options []lockkeeper.Option) {
 	for field, option := range map[string]lockkeeper.Option{
 		"ttl_ms": lockkeeper.WithTTL(o.ms("ttl_ms")), "max_hold_ms": lockkeeper.WithMaxHold(o.ms("max_hold_ms")),
 		"label": lockkeeper.WithLabel(o.text("label")), "min_replicas": lockkeeper.WithMinReplicas(int(o.number("min_replicas"))),
-		"wait_ms": lockkeeper.WithWait(o.ms("wait_ms")),
+		"wait_ms": lockkeeper.WithWait(o.ms("wait_ms")), "limit": lockkeeper.WithLimit(int(o.number("limit"))),
+		"shared": lockkeeper.Shared(),
 	} {
 		if o[field] != nil && o[field] != "forever" {
 			options = append(options, option)
@@ -117,6 +118,15 @@ func (o object) options() (options []lockkeeper.Option) {
 		options = append(options, lockkeeper.WithWait(0))
 	}
 	return options
+}
+
+// unlessZero gives null for what nobody told.
+func unlessZero[T comparable](value T) any {
+	var zero T
+	if value == zero {
+		return nil
+	}
+	return value
 }
 
 func state(lock *lockkeeper.Lock) object {
@@ -187,6 +197,16 @@ func (o object) carryOut(ctx context.Context) object {
 		mu.Lock()
 		defer mu.Unlock()
 		cancels[o.number("of")]()
+	case "upgrade", "downgrade":
+		ask := lock.Upgrade
+		if what == "downgrade" {
+			ask = lock.Downgrade
+		}
+		answer := is("yes", ask(ctx))
+		if answer["answer"] == "yes" {
+			answer["fence"], answer["remaining_us"] = lock.Fence(), lock.Remaining().Microseconds()
+		}
+		return answer
 	case "renew":
 		return is("yes", lock.Renew(ctx))
 	case "extend":
@@ -206,7 +226,12 @@ func (o object) carryOut(ctx context.Context) object {
 		info, err := client.Info(ctx, key(o.text("key")))
 		answer := is("value", err)
 		if answer["value"] = nil; info != nil {
-			answer["value"] = object{"owner": info.Owner, "fence": info.Fence, "waiters": info.Waiters}
+			holders := []string{}
+			for _, holder := range info.Holders {
+				holders = append(holders, holder.Owner)
+			}
+			answer["value"] = object{"owner": unlessZero(info.Owner), "fence": unlessZero(info.Fence), "waiters": info.Waiters,
+				"limit": unlessZero(info.Limit), "holding": info.Holding, "holders": holders}
 		}
 		return answer
 	case "run":

@@ -1,0 +1,112 @@
+package lockkeeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+)
+
+// How a lock that is held becomes an exclusive or a shared one: its owner asks again, with another limit, and is granted
+// anew in place of what it has, at once or not at all. Right before that it renews: an owner whose lease had gone would be
+// granted the lock as well, and would believe that nobody was in between.
+
+// Upgrade makes this the only holder, as a reader becomes who needs to write. Its fence is a new one then. If others
+// hold the lock as well the error is [ErrBusy], at once: two readers who both waited for that would wait for each other. As
+// after every error but [ErrLost], the lock is held on as it was.
+//
+// It returns within 5 s: [ErrUnreachable] means that nobody answered, so count on no more than before. No upgrade follows a
+// [Lock.Downgrade] that was left without an answer: release the lock, and acquire it anew.
+func (l *Lock) Upgrade(ctx context.Context) error { return l.regrant(ctx, exclusive) }
+
+// Downgrade makes this a [Shared] lock, as a writer becomes who only reads on. Its fence is a new one then, and readers
+// who wait are let in.
+//
+// It returns within 5 s: [ErrUnreachable] means that nobody answered, so count on no more than a shared lock.
+func (l *Lock) Downgrade(ctx context.Context) error { return l.regrant(ctx, shared) }
+
+func (l *Lock) regrant(ctx context.Context, limit int) error {
+	defer runtime.KeepAlive(l)
+	e, c := l.e, l.e.client
+	if err := l.Err(); err != nil {
+		return err
+	}
+	if err := c.enter(); err != nil {
+		return err
+	}
+	defer c.leave()
+	e.regranting.Lock()
+	defer e.regranting.Unlock()
+	if limit == exclusive && e.mayBecomeShared {
+		return unreachable(c.place.String(), "a downgrade that nobody answered may still be carried out")
+	}
+	held, cancel := l.Context(ctx)
+	defer cancel()
+	until, pause := now()+longestAttempt, int64(firstPause)
+	limited, stop := context.WithTimeout(held, longestAttempt*time.Microsecond)
+	defer stop()
+	for {
+		err := l.regrantOnce(limited, limit, until)
+		lost := l.Err()
+		switch {
+		case lost != nil:
+			return lost
+		case err == nil, errors.Is(err, ErrBusy):
+			return err
+		case ctx.Err() != nil:
+			return fmt.Errorf("lockkeeper: asking for %q anew: %w", e.key, ctx.Err())
+		case limited.Err() != nil:
+			return unreachable(c.place.String(), "no answer in time")
+		case !isPassing(err) || now()+pause >= until:
+			return err
+		}
+		timer := after(now() + pause)
+		select {
+		case <-limited.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+		pause = min(pause*2, lastPause)
+	}
+}
+
+// regrantOnce asks in the same words as the time before, so what was granted unheard is told again.
+func (l *Lock) regrantOnce(ctx context.Context, limit int, until int64) error {
+	e, c := l.e, l.e.client
+	if err := l.Renew(ctx); err != nil {
+		return err
+	}
+	asked := acquireCommand(e.key, e.owner, e.lease.terms.ttl, limit)
+	replies, err := c.ask(ctx, e.key, min(until, now()+longestAttempt/2), e.minReplicas, nil, asked)
+	fence := int64(0)
+	if err == nil {
+		fence, err = readFence(replies[0].Val(), replies[0].Err())
+	}
+	var f *failure
+	if limit == shared && errors.As(err, &f) && f.silent {
+		e.mayBecomeShared = true
+	}
+	if err == nil && fence == 0 {
+		return fmt.Errorf("%w: %q", ErrBusy, e.key)
+	}
+	if c.regranted(e, fence) {
+		// By now it is lost or released, and the grant may have come after that: it is nobody's.
+		c.giveUpInDoubt(e.key, e.owner, settings{terms: e.lease.terms})
+	}
+	return told(c.place.String(), err)
+}
+
+// regranted notes the fence, if one is known, and tells whether the lease has ended meanwhile.
+func (c *Client) regranted(e *entry, fence int64) (over bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e.lease.isGivenUp() || e.lease.lost != "" && e.lease.lost != MaxHold || now() >= e.lease.endsAt {
+		return true
+	}
+	if fence != 0 {
+		e.fence.Store(fence)
+		c.debug(func() { c.settings.logger.Debug("acquired", "key", e.key, "owner", e.owner, "fence", fence) })
+	}
+	return false
+}
