@@ -2,6 +2,7 @@ package lockkeeper
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -11,8 +12,14 @@ import (
 func TestTheREADMEIsRun(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	mustErr(t, err, nil)
-	examples, err := os.ReadFile("example_test.go")
+	files, err := filepath.Glob("*example_test.go")
 	mustErr(t, err, nil)
+	var examples []byte
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		mustErr(t, err, nil)
+		examples = append(examples, text...)
+	}
 	unindented := func(text string) string {
 		text = strings.ReplaceAll(text, `"127.0.0.1:6379"`, "lockkeeper.ExampleAddr")
 		return regexp.MustCompile(`(?m)^\s+`).ReplaceAllString(strings.TrimSpace(text), "")
