@@ -165,6 +165,8 @@ class Agent:
             label=message.get("label", label),
             max_hold=message["max_hold_ms"] / 1000 if "max_hold_ms" in message else None,
             min_replicas=message.get("min_replicas", 0),
+            limit=message.get("limit"),
+            shared=message.get("shared", False),
             **more,
         )
 
@@ -186,6 +188,19 @@ class Agent:
 
     async def extend(self, message):
         return "yes", {}, (await call(self.locks[message["lock"]].extend, message["ms"] / 1000, replace_ttl=True))[1]
+
+    async def change(self, message, change):
+        lock = self.locks[message["lock"]]
+        granted, at = await call(getattr(lock, change))
+        if not granted:
+            return "busy", {}, at
+        return "yes", {"fence": lock.fence, "remaining_us": round(lock.remaining() * 1e6)}, at
+
+    async def upgrade(self, message):
+        return await self.change(message, "upgrade")
+
+    async def downgrade(self, message):
+        return await self.change(message, "downgrade")
 
     async def release(self, message):
         return "yes", {}, (await call(self.locks.pop(message["lock"]).release))[1]
@@ -211,7 +226,14 @@ class Agent:
 
     async def info(self, message):
         info, at = await call(self.make(message).info)
-        value = info and {"owner": info.owner and info.owner.decode(), "fence": info.fence, "waiters": info.waiters}
+        value = info and {
+            "owner": info.owner and info.owner.decode(),
+            "fence": info.fence,
+            "waiters": info.waiters,
+            "limit": info.limit,
+            "holding": info.holding,
+            "holders": [each.owner.decode() for each in info.holders],
+        }
         return "value", {"value": value}, at
 
     async def run(self, message):

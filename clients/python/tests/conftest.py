@@ -97,6 +97,8 @@ class Proxy:
         self.stuck = set()
         #: Whether the first byte of what is held back goes through.
         self.pieces = False
+        #: What is done when something with this in it is requested, before it is passed on.
+        self.when = b"", lambda: None
         self.heal()
         #: How many connections there were, what was requested on them, and how many bytes are held back.
         self.dialled, self.requested, self.held = 0, [], 0
@@ -145,6 +147,8 @@ class Proxy:
             while data := source.recv(65536):
                 if gate is self.requests:
                     self.requested.append(data)
+                    if self.when[0] in data:
+                        self.when[1]()
                 if not gate.is_set() and (not self.stuck or source in self.stuck):
                     if self.pieces:
                         target.sendall(data[:1])

@@ -155,10 +155,10 @@ def test_one_management_command_at_a_time(project, client):
 def test_cache_lock_takes_our_settings(project, client):
     code = (
         "from django.core.cache import cache\n"
-        "with cache.lock('x', timeout=5, renew=False) as lock:\n"
-        "    print(type(lock).__module__, lock.name, lock.check() > 0)"
+        "with cache.lock('x', timeout=5, renew=False, limit=4) as lock:\n"
+        "    print(type(lock).__module__, lock.name, lock.check() > 0, lock.info().limit)"
     )
-    assert in_cache(project, code) == "redis_lockkeeper.lock shop:1:x True"
+    assert in_cache(project, code) == "redis_lockkeeper.lock shop:1:x True 4"
 
 
 class Customer:

@@ -5,6 +5,7 @@ asyncio where they differ.
 import asyncio
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -408,6 +409,8 @@ def test_a_lock_counts_only_what_enough_replicas_have(own_server, face):
         lock = face.lock("book", timeout=1, min_replicas=1)
         assert face.run(lock.acquire, blocking_timeout=20)
         time.sleep(1.5)
+        assert face.run(lock.downgrade)
+        assert face.run(lock.upgrade)
         lock.check()
         replica.kill()
         eventually(lock.lost.is_set, "a lock that no replica has is lost")
@@ -443,6 +446,95 @@ def test_a_lock_that_a_waiting_thread_left_to_the_grant_is_no_orphan(server):
         del lock
     assert redis_lockkeeper.settled(10)
     eventually(lambda: server.client().get("book") is None)
+
+
+def test_an_upgrade_whose_reply_is_lost_is_an_upgrade(server, proxy, face):
+    face = face(proxy.port)
+    lock = face.lock("book", shared=True)
+    face.run(lock.acquire)
+    proxy.when = b"LOCK.ACQUIRE", proxy.replies.clear
+    thread, result = in_background(face.run, lock.upgrade)
+    eventually(lambda: server.calls()["lock.acquire"] == 2)
+    proxy.when = b"", lambda: None
+    proxy.cut()
+    proxy.heal()
+    thread.join(20)
+    assert result == [True]
+    assert server.client().get("book") == lock.local.token
+    face.run(lock.release)
+
+
+def test_an_upgrade_that_nobody_answers_costs_no_lock(server, proxy, face):
+    face = face(proxy.port)
+    lock = face.lock("book", shared=True, timeout=12)
+    face.run(lock.acquire)
+    fence, started = lock.fence, time.monotonic()
+    proxy.when = b"LOCK.ACQUIRE", proxy.replies.clear
+    with pytest.raises(UnreachableError):
+        face.run(lock.upgrade)
+    assert time.monotonic() - started < 8
+    assert lock.fence == fence
+    proxy.when = b"", lambda: None
+    proxy.heal()
+    assert face.run(lock.upgrade)
+    assert lock.fence > fence
+    face.run(lock.release)
+    assert server.client().get("book") is None
+
+
+def test_a_downgrade_that_arrives_late_makes_no_writer_share(server, proxy, face):
+    face = face(proxy.port)
+    lock = face.lock("book", timeout=6)
+    face.run(lock.acquire)
+    # On this connection and the kept one, and on no other.
+    proxy.when = b"SHARED", lambda: proxy.stuck or proxy.hold()
+    with suppress(UnreachableError):
+        face.run(lock.downgrade)
+    with pytest.raises(UnreachableError, match="acquire it anew"):
+        face.run(lock.upgrade)
+    before = server.calls()["lock.acquire"]
+    proxy.heal()
+    eventually(lambda: server.calls()["lock.acquire"] > before, "it arrives")
+    lock.check()
+    face.run(lock.release)
+    assert face.run(lock.acquire, blocking=False)
+    assert face.run(lock.downgrade)
+    assert face.run(lock.upgrade), "that was another owner"
+    face.run(lock.release)
+
+
+def test_a_wait_to_share_that_was_given_up_unanswered_makes_no_writer_share(server, proxy, face):
+    face = face(proxy.port)
+    held, lock = Lock(server.client(), "book"), face.lock("book", shared=True, timeout=1)
+    held.acquire()
+    proxy.when = b"WAIT", lambda: proxy.stuck or proxy.hold()
+    thread, result = in_background(face.run, lock.acquire)
+    eventually(lambda: held.info().waiters == 1, "the same owner, on another connection")
+    held.release()
+    thread.join(20)
+    assert result == [True]
+    with pytest.raises(UnreachableError, match="acquire it anew"):
+        face.run(lock.upgrade)
+    assert not Lock(server.client(), "book").acquire(blocking=False)
+    face.run(lock.release)
+
+
+def test_a_release_does_not_overtake_a_change(server, proxy, face):
+    face = face(proxy.port)
+    lock = face.lock("book")
+    face.run(lock.acquire)
+    proxy.when = b"SHARED", proxy.hold
+    changing, changed = in_background(face.run, lock.downgrade)
+    eventually(lambda: proxy.held == 1)
+    releasing, released = in_background(face.run, lock.release)
+    eventually(lambda: lock.local.token is None)
+    releasing.join(0.3)
+    assert "lock.release" not in server.calls()
+    proxy.heal()
+    releasing.join(20)
+    changing.join(20)
+    assert (changed, released) == ([True], [None])
+    assert server.client().get("book") is None
 
 
 @pytest.mark.parametrize("kind", ["plain", "blocking", "single", "unix", "resp2", "resp3", "user", "decoded", "url"])

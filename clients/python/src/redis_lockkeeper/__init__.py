@@ -16,12 +16,13 @@ from .errors import (
 )
 from .lease import Lost
 from .lock import Lock
-from .replies import Info, Waiter
+from .replies import Holder, Info, Waiter
 from .watchdog import close, settled
 
 __all__ = [
     "BusyError",
     "ForkedError",
+    "Holder",
     "Info",
     "InvalidError",
     "Lock",

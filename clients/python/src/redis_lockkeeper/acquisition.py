@@ -14,7 +14,7 @@ from .connections import Place
 from .errors import InvalidError, RefusedError, UnreachableError
 from .exchange import BackOff, Steps, ask, wait
 from .lease import LONGEST_ATTEMPT, MAX_TTL, MILLISECOND, MIN_TTL, SECOND, Answer, Lease, Lost, Terms
-from .replies import Key
+from .replies import EXCLUSIVE, Key
 from .watchdog import Entry, give_up_in_doubt
 
 #: How long the server may take, after a wait is over, to say so before we say it ourselves. The rest of the
@@ -33,10 +33,8 @@ MAX_LABEL = 495 - 37
 class Tenure:
     """One lock held once, from the grant to its end. A dropped one is released."""
 
-    def __init__(self, entry: Entry, fence: int) -> None:
-        self.fence, self.owner = fence, entry.owner
-        #: The whole value of the key, as RENEW and RELEASE take it too.
-        self.token = b"%016d:%b" % (fence, entry.owner)
+    def __init__(self, entry: Entry) -> None:
+        self.owner = entry.owner
         #: Set when it is lost; of the kind that the face has.
         self.event: Any = None
         #: Whether `leave` or `release_after` has been called: then a `with` has nothing to release.
@@ -47,6 +45,16 @@ class Tenure:
         # In a forked child nobody hears of it.
         if hasattr(self, "entry") and not self.entry.lease.given_up and not self.concluded:
             self.entry.abandon()
+
+    @property
+    def fence(self) -> int:
+        return self.entry.fence
+
+    @property
+    def token(self) -> bytes:
+        """As RENEW and RELEASE take it; of a lock that only one may hold, the whole value of the key."""
+        alone = self.entry.limit == EXCLUSIVE
+        return b"%016d:%b" % (self.fence, self.owner) if alone else self.owner
 
     def remaining(self) -> float:
         lease = self.entry.lease
@@ -96,7 +104,7 @@ def terms_of(timeout: Any, max_hold: Any, renew: bool) -> Terms:
 
 
 def acquisition(
-    place: Place, key: Key, label: bytes, terms: Terms, patience: Optional[int], min_replicas: int
+    place: Place, key: Key, label: bytes, terms: Terms, patience: Optional[int], min_replicas: int, limit: int
 ) -> Steps[Optional[Tenure]]:
     """Returns the tenure, or None if the lock is busy. Whatever happens, what may have been granted unheard is released
     in the background. A `patience` of None waits without bound, one of 0 is one try; in microseconds.
@@ -111,9 +119,9 @@ def acquisition(
     def time_left() -> bool:
         return deadline is None or deadline - now() >= MILLISECOND
 
-    def until(limit: int = LONGEST_ATTEMPT) -> int:
+    def until(span: int = LONGEST_ATTEMPT) -> int:
         """One try may take its time; a wait that is over is over."""
-        at = now() + limit
+        at = now() + span
         if one_try:
             return min(at, started_at + LONGEST_ATTEMPT)
         return at if deadline is None else min(at, deadline + OVERTIME)
@@ -127,7 +135,7 @@ def acquisition(
             doubted, in_doubt, trouble, waiting = in_doubt, True, None, False
             try:
                 sent_at = now()
-                command = replies.acquire(key, owner, ttl)
+                command = replies.acquire(key, owner, ttl, limit)
                 reply, _ = yield from ask(place, key, command, until(), undo, min_replicas)
                 fence = replies.read_fence(reply)
                 if fence is None and time_left():
@@ -136,7 +144,7 @@ def acquisition(
                     reply = yield from wait(
                         place,
                         key,
-                        replies.acquire(key, owner, ttl, left),
+                        replies.acquire(key, owner, ttl, limit, left),
                         None if deadline is None else deadline + OVERTIME,
                         undo,
                         replies.renew(key, owner, ttl),
@@ -148,13 +156,15 @@ def acquisition(
                 if fence is not None and (must_renew or terms.is_stale(sent_at, now())):
                     # Some of the lease is gone already: what can be counted on starts with a renewal.
                     waiting, sent_at = False, now()
-                    command, limit = replies.renew(key, owner, ttl), until(max(terms.attempt, SECOND))
-                    reply, _ = yield from ask(place, key, command, limit, undo, min_replicas)
+                    command, span = replies.renew(key, owner, ttl), max(terms.attempt, SECOND)
+                    reply, _ = yield from ask(place, key, command, until(span), undo, min_replicas)
                     if replies.read_answer(reply) is not Answer.YES:
                         fence = None
                 if fence is not None:
                     lease = Lease(terms, sent_at, now())
-                    tenure = Tenure(Entry(place, key, owner, lease, min_replicas), fence)
+                    entry = Entry(place, key, owner, lease, min_replicas, fence, limit)
+                    entry.sharing_in_doubt = doubted and limit != EXCLUSIVE
+                    tenure = Tenure(entry)
                     # Not before somebody else answers for it: an exception may be thrown anywhere.
                     in_doubt = False
                     return tenure

@@ -24,7 +24,7 @@ from .errors import InvalidError, UnreachableError
 from .exchange import Dial, Outcome, Reply, Steps
 from .lease import SECOND, Lost
 from .lock import Base
-from .replies import Info
+from .replies import EXCLUSIVE, SHARED, Info
 
 __all__ = ["Lock", "close", "settled"]
 
@@ -130,6 +130,14 @@ class Lock(Base):
         """Makes the lock last for its timeout from now."""
         return await self._run(self._extending("reacquire", self.timeout, True))
 
+    async def upgrade(self) -> bool:
+        """Makes this the only holder. False if others hold it, too: it is held on as it was. It waits for nobody."""
+        return await self._run(self._regranting("upgrade", EXCLUSIVE))
+
+    async def downgrade(self) -> bool:
+        """Shares the lock from now on, until it is released. The fence is a new one."""
+        return await self._run(self._regranting("downgrade", SHARED))
+
     async def info(self) -> Optional[Info]:
         """Who holds the lock and who waits for it, whoever that is; None if nobody does either."""
         return await self._run(self._asking_for_info())
@@ -137,7 +145,7 @@ class Lock(Base):
     async def locked(self) -> bool:
         """Whether anybody holds it."""
         info = await self.info()
-        return info is not None and info.owner is not None
+        return info is not None and info.holding > 0
 
     async def owned(self) -> bool:
         """Whether the server says that this lock object holds it. See `check` for what asks nobody."""
@@ -160,7 +168,10 @@ class Lock(Base):
                         result = await _dialled(step)
                     elif isinstance(step, Outcome):
                         limit = None if step.until is None else max(0, step.until - now()) / SECOND
-                        result = bool((await asyncio.wait({asyncio.wrap_future(step.future)}, timeout=limit))[0])
+                        future = asyncio.wrap_future(step.future)
+                        # The steps ask what came of it, if they still want to know.
+                        future.add_done_callback(lambda done: done.exception())
+                        result = bool((await asyncio.wait({future}, timeout=limit))[0])
                     else:
                         await asyncio.sleep(max(0, step.until - now()) / SECOND)
                 except BaseException as error:

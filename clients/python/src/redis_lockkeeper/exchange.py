@@ -36,7 +36,7 @@ class Reply(NamedTuple):
 class Outcome(NamedTuple):
     """Wait for what the watchdog is at, without bound by default, and get whether it was done in time."""
 
-    future: Future[None]
+    future: Future[Any]
     until: Optional[int] = None
 
 
@@ -150,11 +150,8 @@ def _probe(place: Place, key: Key, renew: Command, until: int) -> Steps[None]:
             raise
         place.info_refused = True
         return
-    info, owner = replies.read_info(reply), renew[2]
-    known = info is not None and (
-        info.owner == owner or any(each.owner == owner for each in info.queue) or info.waiters > len(info.queue)
-    )
-    if not known:
+    info = replies.read_info(reply)
+    if info is None or not info.names(renew[2]):
         raise UnreachableError(f"who answers for {place.route(key)[0]} knows nothing of the wait")
 
 

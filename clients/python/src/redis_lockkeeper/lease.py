@@ -242,6 +242,11 @@ class Lease:
         """Whether the holder has let go."""
         return self._state in (_State.GIVING_UP, _State.GIVING_UP_ONCE, _State.ENDED)
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether an attempt is in flight."""
+        return self._in_flight is not None
+
     def renew_now(self, now: int) -> None:
         """The holder wants to hear from the server now."""
         self._due_at = min(self._due_at, now)

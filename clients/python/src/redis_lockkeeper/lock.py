@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
 
 from . import replies
-from .acquisition import MAX_LABEL, Tenure, acquisition, micros, terms_of
+from .acquisition import FIRST_BACK_OFF, MAX_LABEL, Tenure, acquisition, micros, terms_of
 from .clock import now
 from .connections import Place, place_of
 from .errors import (
@@ -26,9 +26,9 @@ from .errors import (
     RefusedError,
     UnreachableError,
 )
-from .exchange import Dial, Outcome, Reply, Steps, ask
+from .exchange import BackOff, Dial, Outcome, Reply, Steps, ask
 from .lease import FURTHEST, LONGEST_ATTEMPT, SECOND, Answer, Lost, Terms
-from .replies import Command, Info, Key
+from .replies import EXCLUSIVE, SHARED, Command, Holder, Info, Key
 from .watchdog import watchdog_of
 
 logger = logging.getLogger("redis_lockkeeper")
@@ -51,7 +51,9 @@ class _Local:
 
     @property
     def token(self) -> Optional[bytes]:
-        """The value of the key while it is ours. May be set, to release or extend what another process holds."""
+        """The value of the key while it is ours, the owner if others may hold it, too. May be set, to release or extend
+        what another process holds.
+        """
         return self.tenure.token if self.tenure is not None else self._token
 
     @token.setter
@@ -100,9 +102,11 @@ class Base:
                 asyncio).
             label: the first part of every owner, by default `host:pid`.
             min_replicas: counts only what so many replicas have acknowledged.
+            limit: how many may hold it, this one included, by default one. Where holders differ, the strictest counts.
+            shared: instead of a limit, as many as the server takes, 1000, as long as none of them wants to be alone.
 
         Raises:
-            InvalidError: if the client is of a kind that we do not know, or a time makes no sense.
+            InvalidError: if the client is of a kind that we do not know, or a time or the limit makes no sense.
         """
         self._found = place_of(redis, asynchronous=self._asynchronous), os.getpid()
         self.redis = self.valkey = redis
@@ -124,7 +128,14 @@ class Base:
         on_lost: Optional[Callable[[Lost], Any]] = None,
         label: Union[str, bytes, None] = None,
         min_replicas: int = 0,
+        limit: Optional[int] = None,
+        shared: bool = False,
     ) -> None:
+        if shared and limit is not None:
+            raise InvalidError("limit and shared are both given, give one")
+        self.limit = SHARED if shared else EXCLUSIVE if limit is None else limit
+        if type(self.limit) is not int or not EXCLUSIVE <= self.limit <= SHARED:
+            raise InvalidError(f"limit must be a whole number from {EXCLUSIVE} to {SHARED}, got {limit!r}")
         self.renew, self.max_hold, self.on_lost = renew, max_hold, on_lost
         self.label, self.min_replicas = label, min_replicas
 
@@ -167,7 +178,9 @@ class Base:
             patience = None if limit is None else max(0, micros(limit, "blocking_timeout"))
         name = bytes(self.name) if isinstance(self.name, memoryview) else self.name
         watchdog_of(self._place.route(name)[0]).start()
-        tenure = yield from acquisition(self._place, name, label, self._terms(), patience, self.min_replicas)
+        tenure = yield from acquisition(
+            self._place, name, label, self._terms(), patience, self.min_replicas, self.limit
+        )
         if tenure is None:
             return False
         # Whose exception is thrown meanwhile drops the tenure, which releases it.
@@ -223,6 +236,9 @@ class Base:
         if self.local.tenure is tenure:
             self.local.tenure = None
         entry, until = tenure.entry, now() + LONGEST_ATTEMPT
+        for wish in list(entry.wishes):
+            # Overtaken by the release, it would be granted the lock anew.
+            yield Outcome(wish.future, until)
         if entry.lease.given_up:
             raise NotHeldError("Cannot release a lock that's not owned or is already unlocked.", self.name)
         keep = min(micros(keep_for, "the time to keep it"), FURTHEST)
@@ -263,15 +279,33 @@ class Base:
         if tenure is not None:
             ttl = ttl if replace_ttl else ttl + max(0, tenure.left())
             terms_of(ttl / SECOND, None, True)
-            future = self._renewal(tenure, ttl)
-            yield Outcome(future)
-            future.result()
+            yield from _result(self._renewal(tenure, ttl))
             return True
         if not replace_ttl:
             info = yield from self._asking_for_info()
-            ttl += round((info.ttl if info and info.ttl else 0) * SECOND)
+            held = self._holder(info) or info
+            ttl += round((held.ttl if held and held.ttl else 0) * SECOND)
         yield from self._as_another(replies.renew(self.name, token, ttl))
         return True
+
+    def _regranting(self, what: str, limit: int) -> Steps[bool]:
+        tenure = self._held(what)
+        entry, terms, tries = tenure.entry, tenure.entry.lease.terms, 0
+        until = now() + 2 * terms.attempt
+        while True:
+            tries += 1
+            try:
+                # Else what is gone would be granted anew, as if nobody had been in between.
+                yield from _result(self._renewal(tenure, max(terms.ttl, tenure.left())), until)
+                if (yield from _result(entry.regrant(limit), until)):
+                    return True
+                if limit == EXCLUSIVE:
+                    return False
+                # Nobody can forbid to share what is held: it is lost, as the next renewal tells.
+            except (RefusedError, UnreachableError) as error:
+                if not error.passing or now() >= until:
+                    raise
+            yield BackOff(now() + terms.back_off(tries, FIRST_BACK_OFF))
 
     def _renewal(self, tenure: Tenure, ttl: int) -> Future[None]:
         self._ours(tenure)
@@ -288,11 +322,18 @@ class Base:
         reply, _ = yield from ask(self._place, self.name, replies.info(self.name), now() + LONGEST_ATTEMPT)
         return replies.read_info(reply)
 
-    def _is_owner(self, info: Optional[Info]) -> bool:
+    def _holder(self, info: Optional[Info]) -> Optional[Holder]:
+        """What the server says of this lock object."""
         token, tenure = self.local.token, self.local.tenure
         if token is None or info is None or (tenure and tenure.entry.pid != os.getpid()):
-            return False
-        return info.owner in (token, token.partition(b":")[2])
+            return None
+        owners = (token, token.partition(b":")[2])
+        return next((each for each in info.holders if each.owner in owners), None)
+
+    def _is_owner(self, info: Optional[Info]) -> bool:
+        # Of more than it lists, what was heard last is all there is.
+        cut, tenure = info is not None and info.holding > len(info.holders), self.local.tenure
+        return self._holder(info) is not None or (cut and tenure is not None and tenure.lost() is None)
 
     def _lost_event(self, kind: type[_T]) -> _T:
         tenure = self.local.tenure
@@ -306,7 +347,8 @@ class Base:
     @property
     def fence(self) -> Optional[int]:
         """A number that grows with every grant of this key, None while nothing is held. A storage that refuses a
-        smaller one than it has seen is safe even from a holder that was paused past its timeout.
+        smaller one than it has seen is safe even from a holder that was paused past its timeout. Of several holders
+        all fences are good: it remembers the highest of those who were alone, and refuses what is below that.
         """
         tenure = self.local.tenure
         return None if tenure is None else tenure.fence
@@ -461,6 +503,25 @@ class Lock(Base):
         """
         return _run(self._extending("reacquire", self.timeout, True))
 
+    def upgrade(self) -> bool:
+        """Makes this the only holder, until it is released. False if others hold it, too: it is held on as it was.
+        It waits for nobody, since two who share it and both want to be alone would wait for each other.
+
+        Raises:
+            LockLostError: if it was lost; then nothing is taken.
+            NotHeldError: if none is held.
+            UnreachableError, RefusedError: if nobody answered within a third of the timeout, 10 s at most, or with an
+                error. It is held on, alone or as it was.
+        """
+        return _run(self._regranting("upgrade", EXCLUSIVE))
+
+    def downgrade(self) -> bool:
+        """Shares the lock from now on, until it is released. The fence is a new one.
+
+        Raises: as `upgrade`.
+        """
+        return _run(self._regranting("downgrade", SHARED))
+
     def info(self) -> Optional[Info]:
         """Who holds the lock and who waits for it, whoever that is; None if nobody does either."""
         return _run(self._asking_for_info())
@@ -468,11 +529,17 @@ class Lock(Base):
     def locked(self) -> bool:
         """Whether anybody holds it."""
         info = self.info()
-        return info is not None and info.owner is not None
+        return info is not None and info.holding > 0
 
     def owned(self) -> bool:
         """Whether the server says that this lock object holds it. See `check` for what asks nobody."""
         return self._is_owner(self.info())
+
+
+def _result(future: Future[_T], until: Optional[int] = None) -> Steps[_T]:
+    if not (yield Outcome(future, until)):
+        raise UnreachableError("nobody answered in time")
+    return future.result()
 
 
 def _run(steps: Steps[_T]) -> _T:

@@ -12,16 +12,24 @@ from .lease import MAX_TTL, MILLISECOND, Answer
 Command = tuple[Any, ...]
 Key = Union[str, bytes, memoryview]
 
+#: How many may hold a key, its holder included: one, or, shared, as many as the module takes.
+EXCLUSIVE, SHARED = 1, 1000
+
 
 def _ms(micros: int) -> int:
     """Rounded down, so that we never count on more than the server was asked for; it takes no 0."""
     return max(1, min(micros, MAX_TTL) // MILLISECOND)
 
 
-def acquire(key: Key, owner: bytes, ttl: int, wait: Optional[int] = None) -> Command:
+def acquire(key: Key, owner: bytes, ttl: int, limit: int, wait: Optional[int] = None) -> Command:
     """`ttl` and `wait` in microseconds; without `wait` it is one try. A wait is rounded up: nobody waits too short."""
-    command = ("LOCK.ACQUIRE", key, owner, _ms(ttl))
-    return command if wait is None else (*command, "WAIT", _ms(wait + MILLISECOND - 1))
+    command: Command = ("LOCK.ACQUIRE", key, owner, _ms(ttl))
+    if wait is not None:
+        command += ("WAIT", _ms(wait + MILLISECOND - 1))
+    if limit == EXCLUSIVE:
+        # Which a module of before there were limits understands.
+        return command
+    return (*command, "SHARED") if limit == SHARED else (*command, "LIMIT", limit)
 
 
 def renew(key: Key, owner: bytes, ttl: int) -> Command:
@@ -67,23 +75,52 @@ class Waiter(NamedTuple):
     owner: bytes
     #: For how long, in seconds.
     waited: float
+    #: How many may hold the lock for this one to be among them.
+    limit: int
+
+
+class Holder(NamedTuple):
+    """Somebody who holds a lock. Times are in seconds, by the server's clock."""
+
+    owner: bytes
+    #: The fence of the grant; None for a lock that was taken by hand.
+    fence: Optional[int]
+    #: For how long it has been held; None for a lock that was taken by hand.
+    held: Optional[float]
+    #: When it ends unless it is renewed; None if it never does.
+    ttl: Optional[float]
+    #: How many may hold the lock, as this one says.
+    limit: int
 
 
 class Info(NamedTuple):
     """Who holds a lock and who waits for it. Times are in seconds, by the server's clock."""
 
-    #: Who holds it; None if nobody does and somebody waits.
+    #: Who holds it alone; None if nobody does, or others may beside it: see `holders`.
     owner: Optional[bytes]
-    #: The fence of the grant; None for a lock that was taken by hand.
+    #: The fence of that grant; None for a lock that was taken by hand.
     fence: Optional[int]
-    #: For how long it has been held; None for a lock that was taken by hand.
+    #: For how long it has been held alone; None for a lock that was taken by hand.
     held: Optional[float]
-    #: When it ends unless it is renewed; None if it never does, or nobody holds it.
+    #: When it ends, with several holders the last of them, unless it is renewed; None if it never does, or nobody
+    #: holds it.
     ttl: Optional[float]
     #: How many wait.
     waiters: int
-    #: The first of those who wait, in order.
+    #: The first 100 of those who wait, in order.
     queue: list[Waiter]
+    #: How many may hold it, as the strictest of its holders says; None if nobody holds it.
+    limit: Optional[int]
+    #: How many hold it.
+    holding: int
+    #: The first 100 of those who hold it, in order of their grants.
+    holders: list[Holder]
+
+    def names(self, owner: bytes) -> bool:
+        """Whether the owner holds it or waits, or may be among those who are not listed."""
+        if self.holding > len(self.holders) or self.waiters > len(self.queue):
+            return True
+        return owner in [each.owner for each in self.holders] + [each.owner for each in self.queue]
 
 
 def read_info(reply: Any) -> Optional[Info]:
@@ -93,16 +130,27 @@ def read_info(reply: Any) -> Optional[Info]:
     try:
         fields = _fields(reply)
         queue = [_fields(waiter) for waiter in fields["queue"]]
+        several = [_fields(each) for each in fields.get("holders", ())]
+        # Of an exclusive lock it tells as of its holder, who is the only one.
+        holders = [_holder(each) for each in several or [fields] * (fields["owner"] is not None)]
         return Info(
             owner=fields["owner"],
             fence=fields["fence"],
             held=_seconds(fields["held-ms"]),
             ttl=_seconds(fields["ttl-ms"]),
             waiters=fields["waiters"],
-            queue=[Waiter(waiter["owner"], waiter["waited-ms"] / 1000) for waiter in queue],
+            queue=[Waiter(each["owner"], each["waited-ms"] / 1000, each.get("limit", EXCLUSIVE)) for each in queue],
+            limit=fields.get("limit", EXCLUSIVE if holders else None),
+            holding=fields.get("holding", len(holders)),
+            holders=holders,
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise _unexpected(reply) from error
+
+
+def _holder(fields: dict[str, Any]) -> Holder:
+    ends = _seconds(fields["held-ms"]), _seconds(fields["ttl-ms"])
+    return Holder(fields["owner"], fields["fence"], *ends, fields.get("limit", EXCLUSIVE))
 
 
 def _fields(reply: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from .clock import now
 from .connections import KEEP, Node, Place, read, send
 from .errors import BROKEN, REPLIED, LockLostError, RefusedError, UnreachableError, is_elsewhere
 from .lease import LONGEST_ATTEMPT, SECOND, Action, Answer, Idle, Lease, Lose, Lost, Release, Renew, Sleep, Terms
-from .replies import Command, Key
+from .replies import EXCLUSIVE, Command, Key
 
 logger = logging.getLogger("redis_lockkeeper")
 
@@ -63,12 +63,31 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
+class Wish:
+    """Somebody wants a grant with another limit, and waits for whether the other holders allow it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.sent = limit, False
+        self.future: Future[bool] = _running()
+
+
 class Entry:
     """A lease as the watchdog knows it. It does not keep the holder's handle alive."""
 
-    def __init__(self, place: Place, key: Key, owner: bytes, lease: Lease, min_replicas: int = 0) -> None:
+    def __init__(
+        self,
+        place: Place,
+        key: Key,
+        owner: bytes,
+        lease: Lease,
+        min_replicas: int = 0,
+        fence: int = 0,
+        limit: int = EXCLUSIVE,
+    ) -> None:
         self.place, self.key, self.owner = place, key, owner
         self.lease, self.min_replicas = lease, min_replicas
+        #: Of the latest grant.
+        self.fence, self.limit = fence, limit
         self.granted_at = now()
         self.pid = os.getpid()
         #: Told of a loss, once, outside of any mutex.
@@ -80,6 +99,10 @@ class Entry:
         self.asking = False
         #: Who waits for a renewal, and since when: what was sent before tells nothing new.
         self.renewing: list[tuple[int, Future[None]]] = []
+        #: Until they are answered.
+        self.wishes: list[Wish] = []
+        #: Whether a request to share it was not answered: should it arrive late, it would undo an upgrade unheard.
+        self.sharing_in_doubt = False
         #: What the last attempt to give it up came to.
         self.answer = Answer.FAILED
         #: Who waits for the end.
@@ -101,6 +124,21 @@ class Entry:
             self.lease.extend(ttl, at)
             self.watchdog._schedule(self, at)
         return future
+
+    def regrant(self, limit: int) -> Future[bool]:
+        """Asks once for a grant with this limit in place of the one there is; false if the other holders forbid it."""
+        wish, at = Wish(limit), now()
+        with _mutex:
+            if self.lease.lost is not None or self.lease.given_up:
+                wish.future.set_exception(LockLostError(self.lease.lost or Lost.GONE, self.key))
+            elif self.sharing_in_doubt and limit == EXCLUSIVE:
+                error = UnreachableError("that it is shared was not answered, and may arrive late: acquire it anew")
+                error.passing = False
+                wish.future.set_exception(error)
+            else:
+                self.wishes.append(wish)
+                self.watchdog._schedule(self, at)
+        return wish.future
 
     def give_up(self, not_before: int = 0) -> Optional[tuple[int, Command]]:
         """Stops renewal. Returns when it did, and the command that the caller is to send and report with
@@ -155,6 +193,9 @@ class Entry:
         for _, future in self.renewing:
             future.set_exception(LockLostError(lost, self.key))
         self.renewing.clear()
+        for wish in [wish for wish in self.wishes if not wish.sent]:
+            self.wishes.remove(wish)
+            wish.future.set_exception(LockLostError(lost, self.key))
 
     def _end(self) -> None:
         self.at = None
@@ -167,9 +208,9 @@ class Entry:
         return f"{self.key!r} of {self.owner.decode(errors='replace')}"
 
 
-def _running() -> Future[None]:
+def _running() -> Future[Any]:
     """A future that nobody can cancel."""
-    future: Future[None] = Future()
+    future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
 
@@ -185,6 +226,16 @@ class _Attempt:
         self.asking, entry.asking = entry.asking, False
         #: What the server said, while it is not known what its replicas have of it.
         self.reply: Any = None
+
+
+class _Regrant(_Attempt):
+    """The same for a wish. The lease need not know of it: no grant in place of another ends sooner."""
+
+    def __init__(self, entry: Entry, sent_at: int, wish: Wish) -> None:
+        terms = entry.lease.terms
+        super().__init__(entry, sent_at, Renew(terms.ttl, sent_at + terms.attempt))
+        self.command, self.wish = replies.acquire(entry.key, entry.owner, terms.ttl, wish.limit), wish
+        wish.sent = True
 
 
 class Watchdog:
@@ -299,7 +350,8 @@ class Watchdog:
                     self._attend(entry, at, attempts, lost)
         for entry, why in lost:
             logger.error("the lock %s is lost: %s", entry, why)
-            entry._fail_renewals(why)
+            with _mutex:
+                entry._fail_renewals(why)
             entry.on_lost(why)
         self._send(attempts)
         self._give_up_late(now())
@@ -343,6 +395,9 @@ class Watchdog:
                 break
         if isinstance(action, Sleep):
             self._schedule(entry, action.until)
+            # Not behind a renewal whose answer may be no: it would be granted what is another's or nobody's by then.
+            if not (entry.lease.unanswered or entry.lease.given_up):
+                attempts += [_Regrant(entry, at, wish) for wish in entry.wishes if not wish.sent]
         elif isinstance(action, Idle):
             self._entries.discard(entry)
         else:
@@ -497,7 +552,8 @@ class Watchdog:
 
     def _settle_replicated(self, attempts: list[_Attempt], acknowledged: Any) -> None:
         for attempt in attempts:
-            if attempt.reply == 1 and not (isinstance(acknowledged, int) and acknowledged >= attempt.min_replicas):
+            enough = isinstance(acknowledged, int) and acknowledged >= attempt.min_replicas
+            if not enough and type(attempt.reply) is int and attempt.reply > 0:
                 # What the server alone has carried out does not count.
                 words = f"NOREPLICAS {acknowledged} acknowledged, {attempt.min_replicas} are needed"
                 attempt.reply = RefusedError(words)
@@ -505,6 +561,9 @@ class Watchdog:
 
     def _settle(self, attempt: _Attempt, reply: Any) -> None:
         """Reports what was answered, or went wrong."""
+        if isinstance(attempt, _Regrant):
+            self._settle_regrant(attempt, reply)
+            return
         entry, at, answer = attempt.entry, now(), Answer.FAILED
         if not isinstance(reply, (RefusedError, UnreachableError)):
             try:
@@ -518,6 +577,9 @@ class Watchdog:
             entry.answer = answer
             if answer is Answer.FAILED:
                 entry.place.failed(entry.key, self._node, reply)
+            elif answer is Answer.YES:
+                # A wish goes where the renewal before it went.
+                entry.asking = attempt.asking
             if answer in (Answer.YES, Answer.FAILED):
                 told = [future for since, future in entry.renewing if since <= attempt.sent_at]
                 entry.renewing = [(since, future) for since, future in entry.renewing if since > attempt.sent_at]
@@ -535,6 +597,27 @@ class Watchdog:
             if self._connection is not None and is_elsewhere(reply):
                 # Behind the same address there may be another server by now.
                 self._hang_up(UnreachableError(f"{self._node} is not the master"))
+
+    def _settle_regrant(self, regrant: _Regrant, reply: Any) -> None:
+        """What went wrong the next renewal finds out, too."""
+        entry, wish = regrant.entry, regrant.wish
+        try:
+            if isinstance(reply, (RefusedError, UnreachableError)):
+                raise reply
+            fence, lost = replies.read_fence(reply), entry.lease.lost
+            if lost is not None:
+                if fence is not None and lost is not Lost.MAX_HOLD:
+                    give_up_in_doubt(entry.place, entry.key, entry.owner, entry.lease.terms)
+                raise LockLostError(lost, entry.key)
+            if fence is not None:
+                entry.fence, entry.limit = fence, wish.limit
+        except (LockLostError, RefusedError, UnreachableError) as error:
+            entry.sharing_in_doubt |= isinstance(error, UnreachableError) and wish.limit != EXCLUSIVE
+            wish.future.set_exception(error)
+        else:
+            wish.future.set_result(fence is not None)
+        with _mutex:
+            entry.wishes.remove(wish)
 
     def _is_idle(self) -> bool:
         """Whether there is nothing to do, and was not for 10 s. Connections without work wait for it there."""

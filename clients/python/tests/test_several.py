@@ -1,0 +1,286 @@
+"""Locks that several may hold: places, readers and writers, and who changes from one to the other."""
+
+import asyncio
+import threading
+
+import pytest
+
+import redis_lockkeeper
+from conftest import AsyncClient, Client, eventually
+from redis_lockkeeper import BusyError, Holder, InvalidError, Lock, LockLostError, Lost, NotHeldError, locked
+from redis_lockkeeper.asyncio import Lock as AsyncLock
+from redis_lockkeeper.replies import read_info
+
+
+def reader(client, **settings):
+    return Lock(client, "book", shared=True, thread_local=False, **settings)
+
+
+def held(*locks):
+    for lock in locks:
+        assert lock.acquire(blocking=False)
+    return locks
+
+
+def waiting(lock):
+    """Has it waited for in a thread, from now on. Returns the thread."""
+    waiters = lock.info().waiters
+    thread = threading.Thread(target=lock.acquire, daemon=True)
+    thread.start()
+    eventually(lambda: lock.info().waiters == waiters + 1, "it waits")
+    return thread
+
+
+def test_as_many_hold_it_as_the_strictest_of_them_allows(client):
+    places = [Lock(client, "pool", limit=3) for _ in range(3)]
+    held(*places)
+    assert places[0].fence < places[1].fence < places[2].fence
+    for other in (Lock(client, "pool", limit=3), Lock(client, "pool"), Lock(client, "pool", shared=True)):
+        assert not other.acquire(blocking=False)
+    fourth = Lock(client, "pool", limit=3, thread_local=False)
+    thread = waiting(fourth)
+    places[1].release()
+    thread.join(10)
+    assert fourth.owned()
+    assert fourth.info().holding == 3
+    assert [lock.owned() for lock in places] == [True, False, True]
+
+
+def test_readers_share_a_writer_is_alone_and_nobody_passes(client):
+    first, second, writer, late = (
+        reader(client),
+        reader(client),
+        Lock(client, "book", thread_local=False),
+        reader(client),
+    )
+    held(first, second)
+    threads = [waiting(writer), waiting(late)]
+    assert not reader(client).acquire(blocking=False), "it would pass the writer"
+    first.release()
+    second.release()
+    threads[0].join(10)
+    assert writer.owned()
+    assert not late.owned()
+    fence = writer.fence
+    writer.release()
+    threads[1].join(10)
+    assert late.fence > fence
+    held(reader(client))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [*({"limit": limit} for limit in (0, -1, 1001, 2.0, "2", True)), {"limit": 2, "shared": True}],
+)
+def test_a_limit_that_makes_no_sense_is_refused(server, settings):
+    with pytest.raises(InvalidError, match="limit"):
+        Lock(server.client(), "pool", **settings)
+    assert "lock.acquire" not in server.calls()
+
+
+def test_a_lock_for_one_asks_as_an_older_module_understands(server, proxy):
+    client = Client(port=proxy.port)
+    for settings in ({}, {"limit": 1}, {"shared": False}):
+        with Lock(client, "pool", **settings):
+            pass
+    assert not any(b"LIMIT" in sent or b"SHARED" in sent for sent in proxy.requested)
+    with Lock(client, "pool", limit=2), Lock(client, "pool", limit=2):
+        pass
+    assert any(b"LIMIT\r\n$1\r\n2\r\n" in sent for sent in proxy.requested)
+
+
+def test_each_holder_is_renewed_by_itself(server, client):
+    first, second = held(reader(client, timeout=3), reader(client, timeout=3))
+    eventually(lambda: server.calls().get("lock.renew", 0) >= 8, "both, past the timeout")
+    first.release()
+    second.check()
+    assert second.owned()
+
+
+@pytest.mark.parametrize("settings", [{"protocol": 2}, {"protocol": 3}, {"decode_responses": True}])
+def test_info_tells_every_holder(server, settings):
+    client = server.client(**settings)
+    alone = Lock(client, "book")
+    with alone:
+        info = alone.info()
+        assert info.holders == [Holder(alone.owner.encode(), alone.fence, info.held, info.ttl, 1)]
+        assert (info.limit, info.holding) == (1, 1)
+    first, second = held(reader(client), Lock(client, "book", limit=3))
+    thread = waiting(last := Lock(client, "book", limit=2, thread_local=False))
+    info = first.info()
+    assert (info.owner, info.fence, info.held, info.limit, info.holding) == (None, None, None, 3, 2)
+    told = [(each.owner.decode(), each.fence, each.limit) for each in info.holders]
+    assert told == [(first.owner, first.fence, 1000), (second.owner, second.fence, 3)]
+    assert all(29 < each.ttl <= 30 and 0 <= each.held < 20 for each in (*info.holders, info._replace(held=0)))
+    assert [each.limit for each in info.queue] == [2]
+    assert first.locked()
+    client.set("book", "by hand")
+    assert first.info().holders == [Holder(b"by hand", None, None, None, 1)]
+    client.delete("book")
+    thread.join(10)
+    assert last.owned()
+    assert not first.owned()
+
+
+def test_who_may_be_among_those_not_listed_is_not_said_to_be_unknown():
+    def info(holding, waiters):
+        holder = [b"owner", b"ada", b"fence", 7, b"held-ms", 1, b"ttl-ms", 5, b"limit", 9]
+        fields = [b"owner", None, b"fence", None, b"held-ms", None, b"ttl-ms", 5, b"waiters", waiters]
+        fields += [b"queue", [[b"owner", b"bea", b"waited-ms", 3]], b"limit", 9, b"holding", holding]
+        return read_info([*fields, b"holders", [holder]])
+
+    read = info(1, 1)
+    assert [read.names(owner) for owner in (b"ada", b"bea", b"eve")] == [True, True, False]
+    assert info(2, 1).names(b"eve")
+    assert info(1, 2).names(b"eve")
+
+
+def test_an_owner_that_others_may_hold_it_with_can_be_passed_on(client):
+    other, lock, elsewhere = reader(client, timeout=300), reader(client, timeout=10), reader(client, timeout=10)
+    held(other, lock)
+    assert lock.local.token == lock.owner.encode()
+    elsewhere.local.token = lock.local.token
+    assert elsewhere.owned()
+    assert elsewhere.extend(20)
+    assert 25 < lock._holder(lock.info()).ttl < 35, "what remained of its own"
+    elsewhere.release()
+    assert not lock.owned()
+    assert other.owned()
+
+
+def test_an_upgrade_is_one_try(client):
+    first, second = held(reader(client), reader(client))
+    before = first.info().holders
+    assert not first.upgrade()
+    assert [each[:2] for each in first.info().holders] == [each[:2] for each in before], "held on as it was"
+    second.release()
+    fence = first.fence
+    thread = waiting(writer := Lock(client, "book", thread_local=False))
+    assert first.upgrade(), "it is no newcomer, and passes who waits"
+    assert first.fence > fence
+    assert client.get("book") == first.local.token
+    fence = first.fence
+    assert first.upgrade()
+    assert first.fence == first.check() == fence, "once more changes nothing"
+    assert not reader(client).acquire(blocking=False)
+    first.release()
+    thread.join(10)
+    assert writer.fence > fence
+
+
+def test_a_downgrade_lets_readers_in_and_lasts_until_the_release(client):
+    lock = Lock(client, "book")
+    with lock:
+        fence, other = lock.fence, reader(client)
+        thread = waiting(other)
+        assert lock.downgrade()
+        thread.join(10)
+        assert lock.fence > fence
+        assert not lock.upgrade()
+        assert lock.owned()
+        assert lock.local.token == lock.owner.encode()
+    assert lock.limit == 1
+    assert not lock.acquire(blocking=False)
+
+
+@pytest.mark.parametrize("change", ["upgrade", "downgrade"])
+@pytest.mark.parametrize("how", [Lost.TAKEN, Lost.GONE])
+def test_what_is_lost_is_neither_upgraded_nor_taken(server, client, change, how):
+    lock = reader(client)
+    with pytest.raises(NotHeldError, match=change):
+        getattr(lock, change)()
+    held(lock)
+    client.set("book", "mine") if how is Lost.TAKEN else client.delete("book")
+    with pytest.raises(LockLostError) as raised:
+        getattr(lock, change)()
+    assert raised.value.lost is how
+    assert lock.lost.is_set()
+    assert client.get("book") == (b"mine" if how is Lost.TAKEN else None)
+    assert server.calls()["lock.acquire"] == 1
+
+
+def test_an_extended_lock_is_not_cut_by_an_upgrade(client):
+    (lock,) = held(reader(client, timeout=10))
+    lock.extend(60)
+    assert lock.upgrade()
+    assert client.pttl("book") > 50_000
+    assert lock.remaining() > 50
+
+
+def test_changed_again_and_again_it_is_renewed_all_the_while(client):
+    (lock,) = held(reader(client, timeout=3))
+    changed, ends = [], threading.Event()
+
+    def change():
+        while not ends.is_set():
+            changed.append(lock.upgrade() and lock.downgrade())
+
+    threads = [threading.Thread(target=change) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert not lock.lost.wait(3.5), "longer than its timeout"
+    ends.set()
+    for thread in threads:
+        thread.join(20)
+    assert len(changed) > 10
+    assert all(changed)
+    lock.release()
+    assert client.get("book") is None
+
+
+def test_a_function_for_at_most_so_many_at_a_time(client):
+    @locked(client, "pool", wait=0, limit=2)
+    def report(others):
+        return others and report(others - 1)
+
+    assert report(1) == 0
+    with pytest.raises(BusyError):
+        report(2)
+    assert not client.exists("pool")
+
+
+def test_with_asyncio_the_same_is_awaited(server, client):
+    async def main():
+        redis = AsyncClient(port=server.port)
+        lock, other = AsyncLock(redis, "book", shared=True), AsyncLock(redis, "book", limit=2)
+        assert await lock.acquire()
+        assert await other.acquire()
+        assert not await lock.upgrade()
+        assert (await lock.info()).limit == 2
+        await other.release()
+        assert await lock.upgrade()
+        assert not await other.acquire(blocking=False)
+        assert await lock.downgrade()
+        assert await other.acquire(blocking=False)
+        assert await other.owned()
+        client.delete("book")
+        with pytest.raises(LockLostError):
+            await lock.upgrade()
+        with pytest.raises(LockLostError):
+            await other.downgrade()
+        assert not await lock.locked()
+        await redis.aclose()
+
+    asyncio.run(main())
+    assert client.get("book") is None
+
+
+def test_cancelled_at_any_moment_a_change_leaves_nothing_behind_the_release(server, client):
+    async def main():
+        redis = AsyncClient(port=server.port)
+        cancelled = 0
+        for moment in range(100):
+            lock = AsyncLock(redis, f"book{moment}")
+            await lock.acquire()
+            task = asyncio.ensure_future(lock.downgrade())
+            await asyncio.sleep(moment * 0.00004)
+            task.cancel()
+            await asyncio.wait({task})
+            cancelled += task.cancelled()
+            await lock.release()
+        assert cancelled >= 20
+        await redis.aclose()
+
+    asyncio.run(main())
+    assert redis_lockkeeper.settled(10)
+    assert client.keys() == []
