@@ -16,18 +16,19 @@ import (
 // hold the lock as well the error is [ErrBusy], at once: two readers who both waited for that would wait for each other. As
 // after every error but [ErrLost], the lock is held on as it was.
 //
-// It returns within 5 s: [ErrUnreachable] means that nobody answered, so count on no more than before. No upgrade follows a
+// It returns within 5 s: [ErrUnreachable] means that nobody answered, so count on no more than before. The context bounds
+// only for how long the caller waits; what was begun goes on, and tells by [Lock.Fence]. No upgrade follows a
 // [Lock.Downgrade] that was left without an answer: release the lock, and acquire it anew.
 func (l *Lock) Upgrade(ctx context.Context) error { return l.regrant(ctx, exclusive) }
 
 // Downgrade makes this a [Shared] lock, as a writer becomes who only reads on. Its fence is a new one then, and readers
 // who wait are let in.
 //
-// It returns within 5 s: [ErrUnreachable] means that nobody answered, so count on no more than a shared lock.
+// It returns within 5 s: [ErrUnreachable] means that nobody answered, so count on no more than a shared lock. The context
+// bounds only for how long the caller waits.
 func (l *Lock) Downgrade(ctx context.Context) error { return l.regrant(ctx, shared) }
 
 func (l *Lock) regrant(ctx context.Context, limit int) error {
-	defer runtime.KeepAlive(l)
 	e, c := l.e, l.e.client
 	if err := l.Err(); err != nil {
 		return err
@@ -35,19 +36,32 @@ func (l *Lock) regrant(ctx context.Context, limit int) error {
 	if err := c.enter(); err != nil {
 		return err
 	}
-	defer c.leave()
+	answer := make(chan error, 1)
+	go func() {
+		defer c.leave()
+		answer <- l.regrantInTime(limit)
+	}()
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("lockkeeper: asking for %q anew: %w", e.key, ctx.Err())
+	}
+}
+
+func (l *Lock) regrantInTime(limit int) error {
+	defer runtime.KeepAlive(l)
+	e, c := l.e, l.e.client
 	e.regranting.Lock()
 	defer e.regranting.Unlock()
 	if limit == exclusive && e.mayBecomeShared {
-		return unreachable(c.place.String(), "a downgrade that nobody answered may still be carried out")
+		return unreachable(c.place.String(), "a downgrade that was not answered may still arrive: release the lock, and acquire it anew")
 	}
-	held, cancel := l.Context(ctx)
-	defer cancel()
 	until, pause := now()+longestAttempt, int64(firstPause)
-	limited, stop := context.WithTimeout(held, longestAttempt*time.Microsecond)
-	defer stop()
+	ctx, cancel := context.WithTimeout(e.loss, longestAttempt*time.Microsecond)
+	defer cancel()
 	for {
-		err := l.regrantOnce(limited, limit, until)
+		err := l.regrantOnce(ctx, limit, until)
 		lost := l.Err()
 		switch {
 		case lost != nil:
@@ -55,15 +69,13 @@ func (l *Lock) regrant(ctx context.Context, limit int) error {
 		case err == nil, errors.Is(err, ErrBusy):
 			return err
 		case ctx.Err() != nil:
-			return fmt.Errorf("lockkeeper: asking for %q anew: %w", e.key, ctx.Err())
-		case limited.Err() != nil:
 			return unreachable(c.place.String(), "no answer in time")
 		case !isPassing(err) || now()+pause >= until:
 			return err
 		}
 		timer := after(now() + pause)
 		select {
-		case <-limited.Done():
+		case <-ctx.Done():
 		case <-timer.C:
 		}
 		timer.Stop()
@@ -88,6 +100,9 @@ func (l *Lock) regrantOnce(ctx context.Context, limit int, until int64) error {
 		e.mayBecomeShared = true
 	}
 	if err == nil && fence == 0 {
+		if limit == shared {
+			return unreachable(c.place.String(), "it says that the lock is another's") // and will tell so at a renewal
+		}
 		return fmt.Errorf("%w: %q", ErrBusy, e.key)
 	}
 	if c.regranted(e, fence) {
