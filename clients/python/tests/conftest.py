@@ -97,8 +97,6 @@ class Proxy:
         self.stuck = set()
         #: Whether the first byte of what is held back goes through.
         self.pieces = False
-        #: What is done when something with this in it is requested, before it is passed on.
-        self.when = b"", lambda: None
         self.heal()
         #: How many connections there were, what was requested on them, and how many bytes are held back.
         self.dialled, self.requested, self.held = 0, [], 0
@@ -106,6 +104,8 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def heal(self):
+        #: What is done when something with this in it is requested, before it is passed on.
+        self.when = b"", lambda: None
         for gate in (self.requests, self.replies, self.accepting):
             gate.set()
         self.stuck.clear()

@@ -412,7 +412,12 @@ def test_a_lock_counts_only_what_enough_replicas_have(own_server, face):
         assert face.run(lock.downgrade)
         assert face.run(lock.upgrade)
         lock.check()
+        other = face.lock("pen", min_replicas=1)
+        assert face.run(other.acquire)
         replica.kill()
+        changed = other.local.tenure.entry.regrant(1000)
+        with pytest.raises(exceptions.ResponseError, match="NOREPLICAS"):
+            changed.result(20)
         eventually(lock.lost.is_set, "a lock that no replica has is lost")
         assert own_server.client().get("book") is not None
     finally:
@@ -455,7 +460,6 @@ def test_an_upgrade_whose_reply_is_lost_is_an_upgrade(server, proxy, face):
     proxy.when = b"LOCK.ACQUIRE", proxy.replies.clear
     thread, result = in_background(face.run, lock.upgrade)
     eventually(lambda: server.calls()["lock.acquire"] == 2)
-    proxy.when = b"", lambda: None
     proxy.cut()
     proxy.heal()
     thread.join(20)
@@ -474,7 +478,6 @@ def test_an_upgrade_that_nobody_answers_costs_no_lock(server, proxy, face):
         face.run(lock.upgrade)
     assert time.monotonic() - started < 8
     assert lock.fence == fence
-    proxy.when = b"", lambda: None
     proxy.heal()
     assert face.run(lock.upgrade)
     assert lock.fence > fence
@@ -517,6 +520,21 @@ def test_a_wait_to_share_that_was_given_up_unanswered_makes_no_writer_share(serv
         face.run(lock.upgrade)
     assert not Lock(server.client(), "book").acquire(blocking=False)
     face.run(lock.release)
+
+
+def test_no_change_is_sent_behind_a_renewal_that_may_be_refused(server, proxy):
+    lock = Lock(Client(port=proxy.port), "book", shared=True, thread_local=False)
+    lock.acquire()
+    server.client().delete("book")
+    proxy.when = b"LOCK.RENEW", proxy.replies.clear
+    renewing, _ = in_background(lock.reacquire)
+    eventually(lambda: server.calls().get("lock.renew") == 1)
+    changed = lock.local.tenure.entry.regrant(1)
+    renewing.join(0.3)
+    proxy.heal()
+    with pytest.raises(LockLostError):
+        changed.result(10)
+    assert server.calls()["lock.acquire"] == 1, "it was granted anew"
 
 
 def test_a_release_does_not_overtake_a_change(server, proxy, face):

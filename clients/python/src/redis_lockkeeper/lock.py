@@ -297,11 +297,13 @@ class Base:
             try:
                 # Else what is gone would be granted anew, as if nobody had been in between.
                 yield from _result(self._renewal(tenure, max(terms.ttl, tenure.left())), until)
-                if (yield from _result(entry.regrant(limit), until)):
-                    return True
-                if limit == EXCLUSIVE:
-                    return False
+                granted = yield from _result(entry.regrant(limit), until)
+                lost = tenure.lost()
+                if lost is not None:
+                    raise LockLostError(lost, self.name)
                 # Nobody can forbid to share what is held: it is lost, as the next renewal tells.
+                if granted or limit == EXCLUSIVE:
+                    return granted
             except (RefusedError, UnreachableError) as error:
                 if not error.passing or now() >= until:
                     raise

@@ -95,8 +95,8 @@ class Entry:
         self.watchdog: Watchdog = watchdog_of(place.route(key)[0])
         #: When it wants attention; the heap may hold older dates.
         self.at: Optional[int] = None
-        #: Whether the next command is to follow an ASKING.
-        self.asking = False
+        #: Whether the next command is to follow an ASKING, and whether the latest renewal did.
+        self.asking = self.asked = False
         #: Who waits for a renewal, and since when: what was sent before tells nothing new.
         self.renewing: list[tuple[int, Future[None]]] = []
         #: Until they are answered.
@@ -137,6 +137,8 @@ class Entry:
                 wish.future.set_exception(error)
             else:
                 self.wishes.append(wish)
+                # Where the renewal before it went.
+                self.asking = self.asked
                 self.watchdog._schedule(self, at)
         return wish.future
 
@@ -578,8 +580,7 @@ class Watchdog:
             if answer is Answer.FAILED:
                 entry.place.failed(entry.key, self._node, reply)
             elif answer is Answer.YES:
-                # A wish goes where the renewal before it went.
-                entry.asking = attempt.asking
+                entry.asked = attempt.asking
             if answer in (Answer.YES, Answer.FAILED):
                 told = [future for since, future in entry.renewing if since <= attempt.sent_at]
                 entry.renewing = [(since, future) for since, future in entry.renewing if since > attempt.sent_at]
@@ -604,14 +605,10 @@ class Watchdog:
         try:
             if isinstance(reply, (RefusedError, UnreachableError)):
                 raise reply
-            fence, lost = replies.read_fence(reply), entry.lease.lost
-            if lost is not None:
-                if fence is not None and lost is not Lost.MAX_HOLD:
-                    give_up_in_doubt(entry.place, entry.key, entry.owner, entry.lease.terms)
-                raise LockLostError(lost, entry.key)
+            fence = replies.read_fence(reply)
             if fence is not None:
                 entry.fence, entry.limit = fence, wish.limit
-        except (LockLostError, RefusedError, UnreachableError) as error:
+        except (RefusedError, UnreachableError) as error:
             entry.sharing_in_doubt |= isinstance(error, UnreachableError) and wish.limit != EXCLUSIVE
             wish.future.set_exception(error)
         else:
