@@ -294,7 +294,7 @@ func (a *acquisition) wait(parent context.Context) (fence int64, err error) {
 	replies, err := to.node.askOn(ctx, c, until, releaseCommand(a.key, a.owner), commands...)
 	if err != nil {
 		a.client.place.failed(a.key, to.node, err)
-		if cause := context.Cause(ctx); cause != nil && parent.Err() == nil {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, errGranted) && parent.Err() == nil {
 			err = &failure{error: cause, silent: true}
 		}
 		return 0, a.doubt(err)
@@ -308,6 +308,9 @@ func (a *acquisition) wait(parent context.Context) (fence int64, err error) {
 	a.inDoubt = fence != 0
 	return fence, nil
 }
+
+// errGranted ends a wait whose grant went unheard: it has arrived, so no RELEASE follows it, and the same owner asks again.
+var errGranted = errors.New("lockkeeper: it is granted")
 
 // probe gives an error if the wait leads nowhere. Behind the same address there may be another server by now.
 func (a *acquisition) probe(ctx context.Context, node *node, limit int64) error {
@@ -323,7 +326,10 @@ func (a *acquisition) probe(ctx context.Context, node *node, limit int64) error 
 		return err
 	}
 	if infoRefused {
-		_, err = readAnswer(replies[0].Val(), replies[0].Err())
+		answer, err := readAnswer(replies[0].Val(), replies[0].Err())
+		if answer == yes {
+			return errGranted
+		}
 		return err
 	}
 	info, err := readInfo(replies[0].Val(), replies[0].Err())
@@ -337,6 +343,9 @@ func (a *acquisition) probe(ctx context.Context, node *node, limit int64) error 
 	to, err := c.place.route(ctx, a.key)
 	if err != nil {
 		return err
+	}
+	if info.isHeldBy(a.owner) && to.node == node {
+		return errGranted
 	}
 	if !info.knows(a.owner) || to.node != node {
 		return unreachable(node.String(), "who answers for it knows nothing of the wait")

@@ -223,7 +223,7 @@ func (n *node) ask(ctx context.Context, until int64, undo command, questions ...
 func (n *node) askOn(ctx context.Context, c *connection, until int64, undo command, questions ...command) ([]*redis.Cmd, error) {
 	replies, err := c.exchange(ctx, until, questions...)
 	if err != nil {
-		silent := isTimeout(err)
+		silent := isTimeout(err) && !errors.Is(context.Cause(ctx), errGranted)
 		if !silent {
 			undo = nil // the server has ended the connection, and with it a wait
 		}

@@ -3,6 +3,7 @@ package lockkeeper
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -187,14 +188,16 @@ func readLimit(fields map[any]any) int64 {
 	return exclusive
 }
 
+func (i *Info) isHeldBy(owner string) bool {
+	return i != nil && slices.ContainsFunc(i.Holders, func(holder Holder) bool { return holder.Owner == owner })
+}
+
 func (i *Info) knows(owner string) bool {
 	if i == nil {
 		return false
 	}
-	for _, holder := range i.Holders {
-		if holder.Owner == owner {
-			return true
-		}
+	if i.isHeldBy(owner) {
+		return true
 	}
 	for _, waiter := range i.Queue {
 		if waiter.Owner == owner {
