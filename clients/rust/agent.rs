@@ -8,7 +8,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Acquire, Acquired, Error, Held, Lockkeeper, Lost, Ran, Released, Renewed};
+use lockkeeper::{
+    Acquire, Acquired, Downgraded, Error, Held, Lockkeeper, Lost, Ran, Released, Renewed, Upgraded,
+};
 use lockkeeper_conformance::agent::now_us;
 use serde_json::{Value, json};
 use tokio::task::{AbortHandle, JoinSet, LocalSet, spawn_blocking, spawn_local};
@@ -68,6 +70,10 @@ fn renewed(renewed: Renewed) -> Value {
         Renewed::Yes => is("yes"),
         Renewed::Lost(why) => lost(why),
     }
+}
+
+fn granted_anew(held: &Held) -> Value {
+    json!({"answer": "yes", "fence": held.fence(), "remaining_us": us(held.remaining())})
 }
 
 fn released(released: Released) -> Value {
@@ -133,6 +139,21 @@ impl Agent {
             }
             "renew" => renewed(self.lock(message).renew().await?),
             "extend" => renewed(self.lock(message).extend(span).await?),
+            "upgrade" => {
+                let held = self.lock(message);
+                match held.upgrade().await? {
+                    Upgraded::Yes => granted_anew(&held),
+                    Upgraded::Busy => is("busy"),
+                    Upgraded::Lost(why) => lost(why),
+                }
+            }
+            "downgrade" => {
+                let held = self.lock(message);
+                match held.downgrade().await? {
+                    Downgraded::Yes => granted_anew(&held),
+                    Downgraded::Lost(why) => lost(why),
+                }
+            }
             "release" => released(self.take(message).release().await?),
             "release_after" => released(self.take(message).release_after(span).await?),
             "leave" => {
@@ -147,8 +168,13 @@ impl Agent {
             "info" => {
                 let info = self.client(message).info(text(message, "key")).await?;
                 let value = info.map(|info| {
-                    let owner = info.owner.as_deref().map(String::from_utf8_lossy);
-                    json!({"owner": owner, "fence": info.fence, "waiters": info.waiters})
+                    let text = |owner: Vec<u8>| String::from_utf8_lossy(&owner).into_owned();
+                    let holders = info.holders.into_iter().map(|holder| text(holder.owner));
+                    json!({
+                        "owner": info.owner.map(text), "fence": info.fence, "waiters": info.waiters,
+                        "limit": info.limit, "holding": info.holding,
+                        "holders": holders.collect::<Vec<_>>(),
+                    })
                 });
                 json!({"answer": "value", "value": value})
             }
@@ -216,6 +242,12 @@ impl Agent {
             asked = asked.label(label);
         }
         asked = asked.min_replicas(number(message, "min_replicas", 0) as u32);
+        if let Some(limit) = message["limit"].as_u64() {
+            asked = asked.limit(limit as u32);
+        }
+        if message["shared"] == true {
+            asked = asked.shared();
+        }
         match ms(message, "wait_ms") {
             Some(wait) => asked.wait(wait),
             None if text(message, "wait_ms") == "forever" => asked.wait_forever(),

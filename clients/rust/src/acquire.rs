@@ -8,7 +8,7 @@ use crate::acquisition::{Request, Wait};
 use crate::error::Error;
 use crate::held::Held;
 use crate::lease::{Lost, Released, Terms};
-use crate::limits::{check_label, checked_ttl};
+use crate::limits::{check_label, checked_limit, checked_ttl};
 use crate::message::{Granted, Message, WatchdogSender};
 use crate::pending::Pending;
 
@@ -98,7 +98,7 @@ fn acquired(granted: Option<Granted>) -> Acquired {
 /// server cannot be reached, none that outlives one ttl.
 ///
 /// # Errors
-/// - [`Error::Invalid`] if the ttl or the label cannot be used, or the lockkeeper was closed.
+/// - [`Error::Invalid`] if the ttl, the label or the limit cannot be used, or the lockkeeper was closed.
 /// - [`Error::Unreachable`] if nobody answered in time, so that it is not known whether the lock is
 ///   busy.
 /// - [`Error::Refused`] if the server does not want to: no permission, out of memory, too many
@@ -113,6 +113,8 @@ pub struct Acquire {
     terms: Terms,
     wait: Wait,
     min_replicas: u32,
+    limit: Option<u32>,
+    shared: bool,
     /// None before the first poll.
     pending: Option<Pending<Option<Granted>>>,
 }
@@ -132,6 +134,8 @@ impl Acquire {
             },
             wait: Wait::No,
             min_replicas: 0,
+            limit: None,
+            shared: false,
             pending: None,
         }
     }
@@ -181,6 +185,28 @@ impl Acquire {
     /// the right to call WAIT.
     pub fn min_replicas(mut self, min_replicas: u32) -> Acquire {
         self.min_replicas = min_replicas;
+        self
+    }
+
+    /// Lets so many hold the lock at a time, 1 to 1000, this holder included: one of `limit` places. By
+    /// default the holder is alone. Nothing is set up or left behind: each request brings its limit,
+    /// and where holders disagree the smallest counts.
+    ///
+    /// No [fence](Held::fence) protects against one who has lost its place: it looks as the others
+    /// do who hold one. A module that knows no limits refuses this with `BADOPTION`.
+    pub fn limit(mut self, limit: u32) -> Acquire {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Shares the lock with all who share it, up to 1000, as readers do; who does not is alone, as a
+    /// writer is. All are served first come, first served: a reader who comes after a waiting writer
+    /// waits. See [`Held::upgrade`] and [`Held::downgrade`].
+    ///
+    /// A storage that remembers the highest [fence](Held::fence) of a writer, and refuses everybody
+    /// below it, is safe from readers and writers of before.
+    pub fn shared(mut self) -> Acquire {
+        self.shared = true;
         self
     }
 
@@ -257,12 +283,14 @@ impl Acquire {
     fn send(&mut self) -> Result<Pending<Option<Granted>>, Error> {
         check_label(&self.label)?;
         self.terms.ttl = checked_ttl(self.terms.ttl)?;
+        let limit = checked_limit(self.limit, self.shared)?;
         let request = Box::new(Request {
             key: std::mem::take(&mut self.key),
             label: std::mem::take(&mut self.label),
             terms: self.terms,
             wait: self.wait,
             min_replicas: self.min_replicas,
+            limit,
         });
         let sender = self.watchdog.sender();
         self.watchdog

@@ -20,7 +20,7 @@ use crate::lease::{Moment, Reply, Terms};
 use crate::network::{Failure, Health, Network};
 use crate::printable::printable;
 use crate::topology::Node;
-use crate::wire::{self, Info};
+use crate::wire::{self, Info, Limit};
 
 /// How long the server may take, after a wait is over, to reply so before we return without it. The
 /// rest of the 100 ms in which `wait` returns is for a busy machine.
@@ -56,6 +56,7 @@ pub(crate) struct Request {
     pub(crate) terms: Terms,
     pub(crate) wait: Wait,
     pub(crate) min_replicas: u32,
+    pub(crate) limit: Limit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,6 +239,12 @@ impl<'a> Acquiring<'a> {
         attempt.clamp(LEAST_TRY, LONGEST_TRY)
     }
 
+    fn command(&self, wait: Option<Duration>) -> Cmd {
+        let request = self.request;
+        let (ttl, limit) = (request.terms.ttl, request.limit);
+        wire::acquire(&request.key, &self.owner, ttl, wait, limit)
+    }
+
     fn release(&self) -> Cmd {
         wire::release(&self.request.key, self.owner.as_bytes())
     }
@@ -247,7 +254,7 @@ impl<'a> Acquiring<'a> {
         self.trouble.get_or_insert_with(Error::no_answer);
         self.release_former().await;
         let request = self.request;
-        let command = wire::acquire(&request.key, &self.owner, request.terms.ttl, None);
+        let command = self.command(None);
         let sent_at = clock::now();
         let (network, limit) = (self.network, self.try_limit());
         let cleanup = Some(self.release());
@@ -281,7 +288,7 @@ impl<'a> Acquiring<'a> {
         let Some(left) = self.time_left() else {
             return Ok(None);
         };
-        let command = wire::acquire(&request.key, &self.owner, request.terms.ttl, Some(left));
+        let command = self.command(Some(left));
         // A release on the shared connection may overtake the request, which then finds the lock free
         // and takes it for nobody. After the request, on its own connection, it cannot.
         let release = self.release();
@@ -499,16 +506,19 @@ async fn poll(
         return Ok(Some(Polled::Absent));
     };
     let is_ours = |name: &[u8]| name == owner.as_bytes();
-    Ok(Some(if info.owner.as_deref().is_some_and(is_ours) {
-        Polled::Granted
-    } else if info.queue.iter().any(|waiter| is_ours(&waiter.owner)) {
-        Polled::Queued
-    } else if info.waiters > info.queue.len() as u64 {
-        // The server lists only the first of them.
-        Polled::Unknown
-    } else {
-        Polled::Absent
-    }))
+    Ok(Some(
+        if info.holders.iter().any(|holder| is_ours(&holder.owner)) {
+            Polled::Granted
+        } else if info.queue.iter().any(|waiter| is_ours(&waiter.owner)) {
+            Polled::Queued
+        } else if info.waiters > info.queue.len() as u64 || info.holding > info.holders.len() as u64
+        {
+            // The server lists only the first of them.
+            Polled::Unknown
+        } else {
+            Polled::Absent
+        },
+    ))
 }
 
 fn fresh_owner(request: &Request) -> String {

@@ -34,6 +34,13 @@ impl Error {
         Error::Unreachable("no answer in time".to_owned())
     }
 
+    pub(crate) fn may_be_shared() -> Error {
+        Error::Unreachable(
+            "a downgrade that was not answered may still arrive: release the lock, and acquire it anew"
+                .to_owned(),
+        )
+    }
+
     pub(crate) fn moving() -> Error {
         Error::Unreachable("the key moves from node to node".to_owned())
     }

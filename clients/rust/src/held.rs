@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::error::Error;
-use crate::lease::{Lost, Released, Renewed, Reply};
+use crate::lease::{Downgraded, Lost, Released, Renewed, Reply, Upgraded};
 use crate::limits::checked_ttl;
-use crate::message::{Granted, Message};
+use crate::message::{Change, Granted, Message, Responder};
 use crate::pending::Pending;
 use crate::printable::printable;
 use crate::status::{Notice, Status};
@@ -42,8 +42,10 @@ impl Held {
 
     /// A number that grows with every grant of this key. A storage that refuses a smaller one than
     /// it has seen is safe even from a holder that was paused past its ttl.
+    ///
+    /// Another after an [`upgrade`](Held::upgrade) or a [`downgrade`](Held::downgrade).
     pub fn fence(&self) -> u64 {
-        self.granted.fence
+        self.granted.status.fence()
     }
 
     /// For how long, from now, nobody else can hold the lock; zero if it is lost. Computed from a
@@ -105,7 +107,7 @@ impl Held {
     /// goes on trying until the lease ends.
     pub async fn renew(&self) -> Result<Renewed, Error> {
         let renewed = self.send_renew(None).await;
-        known(renewed, &self.granted.status)
+        known(renewed, &self.granted.status, Reply::Lost)
     }
 
     /// See [`renew`](Held::renew).
@@ -114,7 +116,7 @@ impl Held {
     /// Inside an asynchronous task, where it would block all others: await `renew` there.
     pub fn blocking_renew(&self) -> Result<Renewed, Error> {
         let renewed = self.send_renew(None).blocking();
-        known(renewed, &self.granted.status)
+        known(renewed, &self.granted.status, Reply::Lost)
     }
 
     /// Makes the lease last for `ttl` from now, this once, for a time in which nobody can renew: the
@@ -126,7 +128,7 @@ impl Held {
     /// [`Error::Invalid`] if the ttl cannot be used; nothing was sent then. Any other is no loss.
     pub async fn extend(&self, ttl: Duration) -> Result<Renewed, Error> {
         let renewed = self.send_renew(Some(checked_ttl(ttl)?)).await;
-        known(renewed, &self.granted.status)
+        known(renewed, &self.granted.status, Reply::Lost)
     }
 
     /// See [`extend`](Held::extend).
@@ -135,13 +137,69 @@ impl Held {
     /// Inside an asynchronous task, where it would block all others: await `extend` there.
     pub fn blocking_extend(&self, ttl: Duration) -> Result<Renewed, Error> {
         let renewed = self.send_renew(Some(checked_ttl(ttl)?)).blocking();
-        known(renewed, &self.granted.status)
+        known(renewed, &self.granted.status, Reply::Lost)
     }
 
     fn send_renew(&self, ttl: Option<Duration>) -> Pending<Renewed> {
         let id = self.granted.id;
         self.granted
             .send(|responder| Message::Renew(id, ttl, responder))
+    }
+
+    /// Makes this the only holder, as a reader that wants to write: with a new [fence](Held::fence),
+    /// and a lease that counts from this request. [`Upgraded::Busy`] if others hold the lock too: then
+    /// it is held on as it was, since two readers who waited to write would wait for each other. Who
+    /// waits in the queue does not matter.
+    ///
+    /// The lock is renewed first, so that what is lost is told as lost and not taken anew. Both
+    /// take two attempts of a renewal at most, in which what is not answered is begun again.
+    ///
+    /// # Errors
+    /// An error is no loss, the lock is renewed on, and this holder must not count on being alone.
+    /// Whether it is, is not known then; nor if this future is dropped. A lock that it makes of one
+    /// that was released meanwhile ends by its ttl.
+    ///
+    /// [`Error::Unreachable`] too, without asking, after a downgrade of this lock that kept silent: it
+    /// may arrive at any time, and let others in. Release the lock, and acquire it anew.
+    pub async fn upgrade(&self) -> Result<Upgraded, Error> {
+        let upgraded = self.send_change(Change::Upgrade).await;
+        known(upgraded, &self.granted.status, Upgraded::Lost)
+    }
+
+    /// See [`upgrade`](Held::upgrade).
+    ///
+    /// # Panics
+    /// Inside an asynchronous task, where it would block all others: await `upgrade` there.
+    pub fn blocking_upgrade(&self) -> Result<Upgraded, Error> {
+        let upgraded = self.send_change(Change::Upgrade).blocking();
+        known(upgraded, &self.granted.status, Upgraded::Lost)
+    }
+
+    /// Shares the lock from now on, as a writer that goes on reading: with a new
+    /// [fence](Held::fence), and a lease that counts from this request. Readers who wait are let
+    /// in. It takes as long as an [`upgrade`](Held::upgrade) at most.
+    ///
+    /// # Errors
+    /// An error is no loss, and the lock is renewed on, but others may share it: whether they do is
+    /// not known; nor if this future is dropped.
+    pub async fn downgrade(&self) -> Result<Downgraded, Error> {
+        let downgraded = self.send_change(Change::Downgrade).await;
+        known(downgraded, &self.granted.status, Reply::Lost)
+    }
+
+    /// See [`downgrade`](Held::downgrade).
+    ///
+    /// # Panics
+    /// Inside an asynchronous task, where it would block all others: await `downgrade` there.
+    pub fn blocking_downgrade(&self) -> Result<Downgraded, Error> {
+        let downgraded = self.send_change(Change::Downgrade).blocking();
+        known(downgraded, &self.granted.status, Reply::Lost)
+    }
+
+    fn send_change<T>(&self, change: impl FnOnce(Responder<T>) -> Change) -> Pending<T> {
+        let id = self.granted.id;
+        self.granted
+            .send(|responder| Message::Change(id, change(responder)))
     }
 
     /// Releases the lock and tells whether it was held to the end. Renewal stops first.
@@ -168,7 +226,7 @@ impl Held {
     /// clocks differ.
     pub async fn release_after(self, hold: Duration) -> Result<Released, Error> {
         let (status, released) = self.send_release(hold);
-        known(released.await, &status)
+        known(released.await, &status, Reply::Lost)
     }
 
     /// See [`release_after`](Held::release_after).
@@ -177,7 +235,7 @@ impl Held {
     /// Inside an asynchronous task, where it would block all others: await `release_after` there.
     pub fn blocking_release_after(self, hold: Duration) -> Result<Released, Error> {
         let (status, released) = self.send_release(hold);
-        known(released.blocking(), &status)
+        known(released.blocking(), &status, Reply::Lost)
     }
 
     fn send_release(self, hold: Duration) -> (Status, Pending<Released>) {
@@ -209,9 +267,13 @@ impl std::fmt::Debug for Held {
 
 /// A loss that the holder was notified of is the result even when the watchdog has ended since, as it
 /// does when the lockkeeper is closed.
-fn known(result: Result<Reply, Error>, status: &Status) -> Result<Reply, Error> {
+fn known<T>(
+    result: Result<T, Error>,
+    status: &Status,
+    as_lost: impl FnOnce(Lost) -> T,
+) -> Result<T, Error> {
     match (result, status.notice()) {
-        (Err(Error::Unreachable(_)), Notice::Lost(lost)) => Ok(Reply::Lost(lost)),
+        (Err(Error::Unreachable(_)), Notice::Lost(lost)) => Ok(as_lost(lost)),
         (result, _) => result,
     }
 }

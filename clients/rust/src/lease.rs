@@ -131,6 +131,21 @@ pub type Renewed = Reply;
 /// How a release ended. With [`Reply::Yes`] we held the lock to the end.
 pub type Released = Reply;
 
+/// How a downgrade ended. With [`Reply::Yes`] others may share the lock from now on.
+pub type Downgraded = Reply;
+
+/// How an upgrade ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "only after a yes the holder is alone"]
+pub enum Upgraded {
+    /// We are the only holder.
+    Yes,
+    /// Others hold it too: we hold it on as before.
+    Busy,
+    /// It was lost before, which is final.
+    Lost(Lost),
+}
+
 /// What the holder agreed to when it acquired.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
@@ -201,6 +216,9 @@ pub(crate) enum Action {
     Idle,
     /// Send RENEW with this ttl and report the reply, by `give_up_at` at the latest.
     Renew { ttl: Duration, give_up_at: Moment },
+    /// Send ACQUIRE with this ttl and another limit, and report the reply to
+    /// [`Lease::change_ended`], by `give_up_at` at the latest.
+    Change { ttl: Duration, give_up_at: Moment },
     /// Send RELEASE and report the reply, by `give_up_at` at the latest.
     Release { give_up_at: Moment },
     /// Notify the holder, once.
@@ -224,6 +242,17 @@ enum State {
     Ended,
 }
 
+/// A grant with another limit that the holder wants in place of the one it has. It is asked for only
+/// when a renewal has shown that it still has one: else the server might grant anew what was lost.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    /// A renewal that left before shows nothing.
+    asked_at: Moment,
+    /// When it is given up.
+    until: Moment,
+    renewed: bool,
+}
+
 /// What is in flight.
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
@@ -245,6 +274,7 @@ pub(crate) struct Lease {
     in_flight: Option<Attempt>,
     /// The ttl of the next renewal, if it is to be another than agreed.
     extension: Option<Duration>,
+    change: Option<Change>,
     /// A release was sent and not replied to: it may have been carried out.
     release_in_doubt: bool,
     failures: u32,
@@ -263,6 +293,7 @@ impl Lease {
             due_at: terms.renew_at(sent_at),
             in_flight: None,
             extension: None,
+            change: None,
             release_in_doubt: false,
             failures: 0,
             lost: None,
@@ -309,6 +340,32 @@ impl Lease {
         self.renew_now(now);
     }
 
+    /// The holder wants a grant with another limit in place of the one it has. No second one before
+    /// the first [has ended](Lease::is_changing).
+    pub(crate) fn change(&mut self, now: Moment) {
+        if self.state == State::Held {
+            self.change = Some(Change {
+                asked_at: now,
+                until: now + self.terms.attempt() * 2,
+                renewed: false,
+            });
+            self.renew_now(now);
+        }
+    }
+
+    /// Whether it still wants that, and there is time for it.
+    pub(crate) fn is_changing(&mut self, now: Moment) -> bool {
+        if self.in_flight.is_none() {
+            self.change = self.change.filter(|change| now < change.until);
+        }
+        self.change.is_some()
+    }
+
+    /// It does not want it any more. What is in flight goes on.
+    pub(crate) fn end_change(&mut self) {
+        self.change = None;
+    }
+
     /// The holder gives it up, but wants the lock kept until `not_before`. An attempt in flight is
     /// forgotten: the reply to it is of no interest any more.
     pub(crate) fn give_up(&mut self, not_before: Moment, now: Moment) {
@@ -324,6 +381,7 @@ impl Lease {
             _ => now,
         };
         self.failures = 0;
+        self.change = None;
         self.state = match self.lost {
             None => State::GivingUp {
                 not_before,
@@ -364,6 +422,13 @@ impl Lease {
         if self.hold_until.is_some_and(|until| now >= until) {
             return self.lose(Lost::MaxHold);
         }
+        let is_renewed = |change: Change| change.renewed;
+        if self.in_flight.is_none() && self.is_changing(now) && self.change.is_some_and(is_renewed)
+        {
+            let ttl = counted(self.terms.ttl);
+            let give_up_at = self.attempt(now, Some(ttl));
+            return Action::Change { ttl, give_up_at };
+        }
         if self.in_flight.is_none() && now >= self.due_at {
             let ttl = self.extension.unwrap_or(counted(self.terms.ttl));
             // A shorter one than what remains counts at once: it may be carried out without our knowing.
@@ -403,7 +468,8 @@ impl Lease {
 
     fn attempt(&mut self, now: Moment, ttl: Option<Duration>) -> Moment {
         self.in_flight = Some(Attempt { sent_at: now, ttl });
-        (now + self.terms.attempt()).min(self.ends_at)
+        let end = (now + self.terms.attempt()).min(self.ends_at);
+        self.change.map_or(end, |change| end.min(change.until))
     }
 
     fn lose(&mut self, lost: Lost) -> Action {
@@ -433,10 +499,7 @@ impl Lease {
                 self.failures += 1;
                 self.due_at = now + self.terms.release_back_off(self.failures);
             }
-            (_, None) => {
-                self.failures += 1;
-                self.due_at = now + self.terms.back_off(self.failures);
-            }
+            (_, None) => self.failed(now),
             // Reported by `next`, so that every loss comes from one place.
             (State::Held, Some(Reply::Lost(lost))) => self.state = State::Refused(lost),
             // A yes that is read after the end comes too late: the end may have been acted upon.
@@ -446,18 +509,72 @@ impl Lease {
         true
     }
 
+    /// The ACQUIRE that was begun at `sent_at` has ended: granted, or not as others hold it too; with no
+    /// reply it is not known whether it was carried out, and is begun again with the renewal. True if
+    /// that ends the change; a reply that comes too late does not.
+    pub(crate) fn change_ended(
+        &mut self,
+        sent_at: Moment,
+        granted: Option<bool>,
+        now: Moment,
+    ) -> bool {
+        let is_named = |attempt: &mut Attempt| attempt.sent_at == sent_at;
+        if self.in_flight.take_if(is_named).is_none()
+            || self.state != State::Held
+            || now >= self.ends_at
+        {
+            return false;
+        }
+        let Some(granted) = granted else {
+            self.failed(now);
+            return false;
+        };
+        self.failures = 0;
+        self.change = None;
+        if granted {
+            // The server makes no lease of its own holder shorter.
+            self.ends_at = self.ends_at.max(self.terms.ends_at(sent_at));
+            self.due_at = self.next_renewal(self.terms, sent_at);
+        }
+        if self.extension.is_some() {
+            self.due_at = now;
+        }
+        true
+    }
+
+    /// The attempt that has ended is made again a little later; a change as a whole, if there is time
+    /// for it.
+    fn failed(&mut self, now: Moment) {
+        self.failures += 1;
+        self.due_at = now + self.terms.back_off(self.failures);
+        self.change = self.change.filter(|change| self.due_at < change.until);
+        if let Some(change) = &mut self.change {
+            change.renewed = false;
+        }
+    }
+
+    /// When a lease is to be renewed that was asked for at `sent_at` on these terms.
+    fn next_renewal(&self, terms: Terms, sent_at: Moment) -> Moment {
+        let extended = self.terms.renew_extended_at(self.ends_at);
+        terms.renew_at(sent_at).max(extended)
+    }
+
     fn renewed(&mut self, attempt: Attempt, now: Moment) {
         self.failures = 0;
         let ttl = attempt.ttl.unwrap_or(self.terms.ttl);
         let carried = Terms { ttl, ..self.terms };
         self.ends_at = carried.ends_at(attempt.sent_at);
-        self.due_at = carried
-            .renew_at(attempt.sent_at)
-            .max(self.terms.renew_extended_at(self.ends_at));
+        self.due_at = self.next_renewal(carried, attempt.sent_at);
         match self.extension {
             // It was asked for while a renewal was in flight.
             Some(extension) if extension != ttl => self.due_at = now,
             _ => self.extension = None,
+        }
+        if let Some(change) = &mut self.change {
+            change.renewed = attempt.sent_at >= change.asked_at;
+            if !change.renewed {
+                self.due_at = now;
+            }
         }
     }
 

@@ -80,6 +80,30 @@
 //! }
 //! ```
 //!
+//! # So many at a time, readers and a writer
+//!
+//! A lock may have several holders, each with a lease and a fence of its own: [`Acquire::limit`] takes
+//! one of so many places, [`Acquire::shared`] shares the lock with all who do so too, and who says
+//! neither is alone. All wait in one queue, and are served first come, first served.
+//!
+//! ```no_run
+//! use lockkeeper::{Acquired, Error, Lockkeeper, Upgraded};
+//!
+//! # fn is_stale() -> bool { true }
+//! # async fn rebuild(_: u64) {}
+//! async fn refresh(lockkeeper: &Lockkeeper) -> Result<(), Error> {
+//!     let Acquired::Yes(index) = lockkeeper.acquire("index").shared().await? else {
+//!         return Ok(()); // somebody rebuilds it
+//!     };
+//!     // One try: two readers who waited to write would wait for each other.
+//!     if is_stale() && index.upgrade().await? == Upgraded::Yes {
+//!         rebuild(index.fence()).await;
+//!         let _ = index.downgrade().await?;
+//!     }
+//!     Ok(())
+//! }
+//! ```
+//!
 //! # Code that blocks
 //!
 //! The watchdog is a thread of its own, so a thread that blocks loses nothing. Whatever waits for
@@ -130,6 +154,9 @@
 //! twice, unless [`Acquire::min_replicas`] is used and the replica that takes over is one of those
 //! that acknowledged. A virtual machine that is frozen and continued does not know that it was:
 //! use the [fence](Held::fence).
+//!
+//! Among the holders of a [limit](Acquire::limit) no fence protects: one whose place has run out looks
+//! as its living companions do.
 //!
 //! A request that may still be on its way when its connection is given up is followed by a
 //! `LOCK.RELEASE` on that connection, so that it leaves no lock. A proxy that delivers the one and
@@ -190,7 +217,7 @@ pub use builder::Builder;
 pub use bytes::ToBytes;
 pub use error::Error;
 pub use held::Held;
-pub use lease::{Lost, Released, Renewed, Reply};
+pub use lease::{Downgraded, Lost, Released, Renewed, Reply, Upgraded};
 pub use lockkeeper::{CloseOnDrop, Lockkeeper};
 pub use printable::printable;
-pub use wire::{Info, MAX_OWNER, Waiter};
+pub use wire::{Holder, Info, MAX_OWNER, Waiter};

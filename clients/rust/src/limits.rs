@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::lease::MIN_TTL;
-use crate::wire::{MAX_OWNER, MAX_TTL};
+use crate::wire::{Limit, MAX_OWNER, MAX_TTL};
 
 /// What the helper adds to a label to make an owner: a colon and a UUID as text, in bytes.
 const OWNER_SUFFIX: usize = 37;
@@ -43,4 +43,21 @@ pub(crate) fn check_label(label: &str) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+/// How many may hold the lock: of those who share it the most that the module takes, else so many as
+/// `limit` says, or one.
+///
+/// # Errors
+/// [`Error::Invalid`] if it is not 1 to 1000, or both are asked for.
+pub(crate) fn checked_limit(limit: Option<u32>, shared: bool) -> Result<Limit, Error> {
+    match (limit, shared) {
+        (None, false) => Ok(Limit::EXCLUSIVE),
+        (None, true) => Ok(Limit::SHARED),
+        (Some(number), false) => Limit::of(number)
+            .ok_or_else(|| Error::Invalid(format!("the limit must be 1 to 1000, got {number}"))),
+        (Some(number), true) => Err(Error::Invalid(format!(
+            "either a limit or shared, got shared and a limit of {number}"
+        ))),
+    }
 }

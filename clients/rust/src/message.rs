@@ -9,9 +9,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::acquisition::Request;
 use crate::error::Error;
-use crate::lease::{Released, Renewed};
+use crate::lease::{Downgraded, Lost, Released, Renewed, Upgraded};
 use crate::pending::Pending;
 use crate::status::Status;
+use crate::wire::Limit;
 
 /// Names a lease for as long as the watchdog knows it.
 pub(crate) type LeaseId = u64;
@@ -37,6 +38,8 @@ pub(crate) enum Message {
     ),
     /// A renewal now, for another ttl than agreed if there is one.
     Renew(LeaseId, Option<Duration>, Responder<Renewed>),
+    /// A grant with another limit in place of the one that is held.
+    Change(LeaseId, Change),
     /// Give it up, but keep it until so long after the grant.
     Release(LeaseId, Duration, Responder<Released>),
     /// Give it up; nobody waits for the result.
@@ -52,13 +55,66 @@ pub(crate) enum Message {
     Close(Duration, Responder<bool>),
 }
 
+/// What the holder of a lock wants to be from now on.
+pub(crate) enum Change {
+    /// The only one.
+    Upgrade(Responder<Upgraded>),
+    /// One of those who share it.
+    Downgrade(Responder<Downgraded>),
+}
+
+impl Change {
+    pub(crate) fn limit(&self) -> Limit {
+        match self {
+            Change::Upgrade(_) => Limit::EXCLUSIVE,
+            Change::Downgrade(_) => Limit::SHARED,
+        }
+    }
+
+    /// Whether nobody waits for the result any more.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        match self {
+            Change::Upgrade(responder) => responder.is_closed(),
+            Change::Downgrade(responder) => responder.is_closed(),
+        }
+    }
+
+    pub(crate) fn granted(self) {
+        match self {
+            Change::Upgrade(responder) => drop(responder.send(Ok(Upgraded::Yes))),
+            Change::Downgrade(responder) => drop(responder.send(Ok(Downgraded::Yes))),
+        }
+    }
+
+    /// Others hold the lock too: of no interest to who shares it.
+    pub(crate) fn busy(self) {
+        match self {
+            Change::Upgrade(responder) => drop(responder.send(Ok(Upgraded::Busy))),
+            Change::Downgrade(responder) => drop(responder.send(Ok(Downgraded::Yes))),
+        }
+    }
+
+    pub(crate) fn lost(self, lost: Lost) {
+        match self {
+            Change::Upgrade(responder) => drop(responder.send(Ok(Upgraded::Lost(lost)))),
+            Change::Downgrade(responder) => drop(responder.send(Ok(Downgraded::Lost(lost)))),
+        }
+    }
+
+    pub(crate) fn failed(self, error: Error) {
+        match self {
+            Change::Upgrade(responder) => drop(responder.send(Err(error))),
+            Change::Downgrade(responder) => drop(responder.send(Err(error))),
+        }
+    }
+}
+
 /// A lock that was granted. Dropped, it is released in the background, also when nobody takes it
 /// out of the result.
 pub(crate) struct Granted {
     pub(crate) id: LeaseId,
     pub(crate) key: Arc<[u8]>,
     pub(crate) owner: Arc<str>,
-    pub(crate) fence: u64,
     pub(crate) status: Status,
     pub(crate) watchdog: MessageSender,
     /// The process that acquired: a fork of it holds nothing.

@@ -1,4 +1,5 @@
-//! What the watchdog tells the handle of a lock: until when it is held, and whether it was lost.
+//! What the watchdog tells the handle of a lock: until when it is held, by which fence, and whether it
+//! was lost.
 //! The handle reads it on any thread, without asking the watchdog.
 
 use std::sync::Arc;
@@ -21,6 +22,7 @@ pub(crate) enum Notice {
 /// The watchdog's end.
 pub(crate) struct StatusSender {
     ends_at: Arc<AtomicU64>,
+    fence: Arc<AtomicU64>,
     notice: watch::Sender<Notice>,
 }
 
@@ -29,18 +31,23 @@ pub(crate) struct StatusSender {
 pub(crate) struct Status {
     /// Microseconds after boot.
     ends_at: Arc<AtomicU64>,
+    /// Of the last grant: who changes from reader to writer gets another.
+    fence: Arc<AtomicU64>,
     notice: watch::Receiver<Notice>,
 }
 
-pub(crate) fn channel(ends_at: Moment) -> (StatusSender, Status) {
+pub(crate) fn channel(ends_at: Moment, fence: u64) -> (StatusSender, Status) {
     let ends_at = Arc::new(AtomicU64::new(micros(ends_at)));
+    let fence = Arc::new(AtomicU64::new(fence));
     let (sender, receiver) = watch::channel(Notice::Nothing);
     let status = Status {
         ends_at: Arc::clone(&ends_at),
+        fence: Arc::clone(&fence),
         notice: receiver,
     };
     let sender = StatusSender {
         ends_at,
+        fence,
         notice: sender,
     };
     (sender, status)
@@ -54,6 +61,10 @@ fn micros(moment: Moment) -> u64 {
 impl StatusSender {
     pub(crate) fn extend(&self, ends_at: Moment) {
         self.ends_at.store(micros(ends_at), Ordering::Release);
+    }
+
+    pub(crate) fn grant(&self, fence: u64) {
+        self.fence.store(fence, Ordering::Release);
     }
 
     pub(crate) fn lose(&self, lost: Lost) {
@@ -71,6 +82,10 @@ impl StatusSender {
 impl Status {
     pub(crate) fn ends_at(&self) -> Moment {
         Moment::after_boot(Duration::from_micros(self.ends_at.load(Ordering::Acquire)))
+    }
+
+    pub(crate) fn fence(&self) -> u64 {
+        self.fence.load(Ordering::Acquire)
     }
 
     pub(crate) fn notice(&self) -> Notice {

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Cmd;
+use redis::{Cmd, Value};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -17,8 +17,9 @@ use tracing::{debug, error, warn};
 
 use crate::acquisition::{Acquisition, Grant, Request};
 use crate::error::Error;
-use crate::lease::{Action, LONGEST_ATTEMPT, Lease, Moment, Released, Reply};
+use crate::lease::{Action, LONGEST_ATTEMPT, Lease, Moment, Released};
 use crate::message::{Caller, Granted, LeaseId, Message, MessageSender, Responder};
+use crate::network::Failure;
 use crate::printable::printable;
 use crate::status;
 use crate::topology::Node;
@@ -122,7 +123,7 @@ enum Report {
     },
     Exchanged {
         sent_at: Moment,
-        replies: Vec<(LeaseId, Result<Reply, Error>)>,
+        replies: Vec<(LeaseId, Result<Value, Failure>)>,
     },
     Asked(LeaseId),
 }
@@ -213,7 +214,7 @@ impl<S: Servers> Watchdog<S> {
         entry.scheduled_at = None;
         entry.respond_if_late(now);
         loop {
-            let (command, min_replicas, give_up_at) = match entry.lease.next(now) {
+            let (command, min_replicas, give_up_at) = match entry.next(now) {
                 Action::Sleep(until) => {
                     let responds_at = entry.releasing.as_ref().map(|(until, _)| *until);
                     let until = responds_at.map_or(until, |at| at.min(until));
@@ -239,6 +240,11 @@ impl<S: Servers> Watchdog<S> {
                     let command = wire::renew(&entry.key, &entry.owner, ttl);
                     (command, entry.min_replicas, give_up_at)
                 }
+                Action::Change { ttl, give_up_at } => {
+                    let (key, limit) = (&entry.key, entry.limit());
+                    let command = wire::acquire(key, &entry.owner, ttl, None, limit);
+                    (command, entry.min_replicas, give_up_at)
+                }
                 // A release that no replica knows of ends by the ttl, which is harmless.
                 Action::Release { give_up_at } => {
                     let command = wire::release(&entry.key, entry.owner.as_bytes());
@@ -260,7 +266,6 @@ impl<S: Servers> Watchdog<S> {
             self.tasks.spawn(async move {
                 let within = give_up_at.since(clock());
                 let replies = servers.exchange(node, batch, min_replicas, within).await;
-                let replies = replies.into_iter().map(|value| value.and_then(wire::reply));
                 Report::Exchanged {
                     sent_at,
                     replies: ids.into_iter().zip(replies).collect(),
@@ -284,6 +289,12 @@ impl<S: Servers> Watchdog<S> {
                 let now = self.now();
                 if let Some(entry) = self.leases.get_mut(&id) {
                     entry.renew(ttl, now, responder);
+                    self.schedule_now(id);
+                }
+            }
+            Message::Change(id, change) => {
+                if let Some(entry) = self.leases.get_mut(&id) {
+                    entry.change(change);
                     self.schedule_now(id);
                 }
             }
@@ -474,20 +485,19 @@ impl<S: Servers> Watchdog<S> {
     ) {
         let now = self.now();
         let lease = Lease::granted(request.terms, grant.sent_at, now);
-        let (sender, status) = status::channel(lease.ends_at());
+        let (sender, status) = status::channel(lease.ends_at(), grant.fence);
         let mut entry = Entry::new(lease, request, &grant.owner, now);
         entry.status = Some(sender);
         let granted = Granted {
             id,
             key: Arc::clone(&entry.key),
             owner: Arc::clone(&entry.owner),
-            fence: grant.fence,
             status,
             watchdog,
             pid: std::process::id(),
         };
         let (key, owner) = (printable(&granted.key), &granted.owner);
-        debug!(%key, %owner, fence = granted.fence, "acquired");
+        debug!(%key, %owner, fence = grant.fence, "acquired");
         self.insert(id, entry);
         if responder.send(Ok(Some(granted))).is_err() {
             // Nobody is there to take it. At once, so that it does not count as settled meanwhile.

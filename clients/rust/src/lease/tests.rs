@@ -275,6 +275,161 @@ fn a_refusal_of_a_repeated_release_is_a_yes() {
     assert!(!lease.may_be_released());
 }
 
+/// A lease that is to change at `START + 500 ms`, just before the renewal that comes first.
+fn changing() -> (Lease, Moment) {
+    let mut lease = Lease::granted(terms(), START, START);
+    let asked = START + ms(500);
+    lease.change(asked);
+    (lease, asked)
+}
+
+fn renew(now: Moment) -> Action {
+    Action::Renew {
+        ttl: TTL,
+        give_up_at: now + ms(1000),
+    }
+}
+
+fn change(now: Moment) -> Action {
+    Action::Change {
+        ttl: TTL,
+        give_up_at: now + ms(1000),
+    }
+}
+
+#[test]
+fn a_change_is_asked_for_after_the_yes_to_a_renewal() {
+    let (mut lease, asked) = changing();
+    assert_eq!(lease.next(asked), renew(asked));
+    assert_eq!(lease.next(asked), Action::Sleep(lease.ends_at()));
+    let renewed = asked + ms(100);
+    lease.attempt_ended(asked, Some(Reply::Yes), renewed);
+    assert_eq!(lease.next(renewed), change(renewed));
+    assert!(lease.change_ended(renewed, Some(true), renewed + ms(100)));
+    assert_eq!(lease.ends_at(), renewed + (TTL - ms(62)));
+    let due = (renewed + ms(2000)).rounded_down(ms(5));
+    assert_eq!(lease.next(renewed + ms(100)), Action::Sleep(due));
+    assert!(!lease.is_changing(renewed + ms(100)));
+}
+
+#[test]
+fn a_renewal_that_left_before_a_change_was_wanted_does_not_count() {
+    let mut lease = Lease::granted(terms(), START, START);
+    let due = START + ms(2000);
+    assert_eq!(lease.next(due), renew(due));
+    lease.change(due + ms(1));
+    lease.attempt_ended(due, Some(Reply::Yes), due + ms(2));
+    assert_eq!(lease.next(due + ms(2)), renew(due + ms(2)));
+}
+
+#[test]
+fn what_is_lost_is_not_changed() {
+    let (mut lease, asked) = changing();
+    lease.next(asked);
+    lease.attempt_ended(asked, Some(Reply::Lost(Lost::Gone)), asked);
+    assert_eq!(lease.next(asked), Action::Lose(Lost::Gone));
+    assert_eq!(lease.next(asked), Action::Idle);
+}
+
+#[test]
+fn a_change_that_is_granted_after_the_end_of_the_lease_is_a_loss() {
+    let (mut lease, asked) = changing();
+    lease.next(asked);
+    lease.attempt_ended(asked, Some(Reply::Yes), asked);
+    assert_eq!(lease.next(asked), change(asked));
+    let late = lease.ends_at();
+    assert!(!lease.change_ended(asked, Some(true), late));
+    assert_eq!(lease.next(late), Action::Lose(Lost::Expired));
+}
+
+#[test]
+fn a_change_that_is_not_answered_is_begun_again_for_as_long_as_two_attempts() {
+    let (mut lease, asked) = changing();
+    let (mut now, mut attempts) = (asked, Vec::new());
+    while lease.is_changing(now) {
+        let action = lease.next(now);
+        let at = now.since(asked).as_millis();
+        match action {
+            Action::Sleep(until) => now = until,
+            Action::Renew { .. } => {
+                attempts.push((at, "renew"));
+                lease.attempt_ended(now, Some(Reply::Yes), now + ms(1));
+                now = now + ms(1);
+            }
+            Action::Change { give_up_at, .. } => {
+                attempts.push((at, "change"));
+                let silent = give_up_at.min(now + ms(500));
+                lease.change_ended(now, None, silent);
+                now = silent;
+            }
+            action => panic!("{action:?}"),
+        }
+    }
+    let expected = [
+        (0, "renew"),
+        (1, "change"),
+        (601, "renew"),
+        (602, "change"),
+        (1202, "renew"),
+        (1203, "change"),
+        (1803, "renew"),
+        (1804, "change"),
+    ];
+    assert_eq!(attempts, expected);
+    // What is left is a lease as any other.
+    assert_eq!(lease.next(now), Action::Sleep(now + ms(100)));
+    assert_eq!(lease.next(now + ms(100)), renew(now + ms(100)));
+}
+
+#[test]
+fn a_change_takes_no_longer_than_two_attempts() {
+    let (mut lease, asked) = changing();
+    lease.next(asked);
+    let give_up_at = asked + ms(2000);
+    lease.attempt_ended(asked, Some(Reply::Yes), asked + ms(1500));
+    let action = lease.next(asked + ms(1500));
+    assert_eq!(
+        action,
+        Action::Change {
+            ttl: TTL,
+            give_up_at
+        }
+    );
+    // Nor is it begun after that, however long the process was stopped.
+    let (mut lease, asked) = changing();
+    lease.next(asked);
+    let late = asked + ms(2000);
+    lease.attempt_ended(asked, Some(Reply::Yes), late);
+    assert!(!lease.is_changing(late));
+    assert_eq!(lease.next(late), renew(late));
+}
+
+#[test]
+fn a_change_makes_no_lease_shorter() {
+    let (mut lease, asked) = changing();
+    lease.extend(ms(60_000), asked);
+    lease.next(asked);
+    lease.attempt_ended(asked, Some(Reply::Yes), asked);
+    let extended = lease.ends_at();
+    assert_eq!(lease.next(asked), change(asked));
+    assert!(lease.change_ended(asked, Some(true), asked));
+    assert_eq!(lease.ends_at(), extended);
+    let due = extended.before(TTL - ms(62));
+    assert_eq!(lease.next(asked), Action::Sleep(due));
+}
+
+#[test]
+fn who_is_not_alone_is_told_and_renewed_as_before() {
+    let (mut lease, asked) = changing();
+    lease.next(asked);
+    lease.attempt_ended(asked, Some(Reply::Yes), asked);
+    let (ends_at, due) = (lease.ends_at(), START + ms(2500));
+    lease.next(asked);
+    assert!(lease.change_ended(asked, Some(false), asked + ms(1)));
+    assert_eq!(lease.ends_at(), ends_at);
+    assert_eq!(lease.next(asked + ms(1)), Action::Sleep(due));
+}
+
 /// What happened so far on one path through everything that can happen.
 #[derive(Clone)]
 struct World {
@@ -285,15 +440,20 @@ struct World {
     server_ends_at: Option<Moment>,
     /// Somebody took or deleted the lock by force, which no clock of ours can show.
     taken: bool,
+    /// The server granted it anew after it was lost, for a change that came too late.
+    granted_anew: bool,
     notified: Option<Lost>,
     given_up: bool,
     releases_after_loss: u32,
     /// What was sent and not replied to yet, and what the reply will be.
     in_flight: Vec<(Moment, Option<Reply>)>,
+    /// Which of them asks for another limit.
+    change_sent_at: Option<Moment>,
     /// Whether replies may come late, and the holder asks for more than to give up.
     eventful: bool,
     renewed_now: bool,
     extended: bool,
+    changed: bool,
     renewals: u32,
     failed: bool,
 }
@@ -309,6 +469,8 @@ struct Seen {
     kept: bool,
     replied_late: bool,
     extended: bool,
+    changed: bool,
+    changed_after_failure: bool,
 }
 
 /// How an attempt ends: after so many 6000ths of the ttl, or later, when other
@@ -342,13 +504,16 @@ impl World {
             ttl: counted(ttl),
             server_ends_at: Some(START + ttl),
             taken: false,
+            granted_anew: false,
             notified: None,
             given_up: false,
             releases_after_loss: 0,
             in_flight: Vec::new(),
+            change_sent_at: None,
             eventful: true,
             renewed_now: false,
             extended: false,
+            changed: false,
             renewals: 0,
             failed: false,
         }
@@ -356,6 +521,7 @@ impl World {
 
     fn check(&self) {
         let believed = !self.given_up && self.notified.is_none() && self.now < self.lease.ends_at();
+        assert!(!believed || !self.granted_anew, "somebody was in between");
         if believed && !self.taken {
             let end = self
                 .server_ends_at
@@ -379,7 +545,7 @@ impl World {
         for index in 0..self.in_flight.len() {
             let mut after = self.clone();
             let (sent_at, reply) = after.in_flight.remove(index);
-            let awaited = after.lease.attempt_ended(sent_at, reply, after.now);
+            let awaited = after.ended(sent_at, reply, seen);
             seen.replied_late |= !awaited;
             after.step(depth - 1, seen);
         }
@@ -404,7 +570,14 @@ impl World {
                 seen.extended |= ttl > self.ttl && !world.given_up;
                 // What the wire carries: whole milliseconds, one at least.
                 let ttl = ms((ttl.as_millis() as u64).max(1));
-                world.attempt(depth, seen, |now| Some(now + ttl));
+                world.attempt(depth, seen, |_, now| Some(now + ttl));
+            }
+            Action::Change { ttl, give_up_at } => {
+                assert!(world.notified.is_none() && !world.given_up);
+                world.check_attempt(give_up_at);
+                let ttl = ms((ttl.as_millis() as u64).max(1));
+                world.change_sent_at = Some(self.now);
+                world.attempt(depth, seen, |end, now| Some(end.max(now + ttl)));
             }
             Action::Release { give_up_at } => {
                 assert!(world.given_up, "released under the holder");
@@ -412,7 +585,7 @@ impl World {
                 world.releases_after_loss += u32::from(world.lease.lost() == Some(Lost::Expired));
                 assert!(world.releases_after_loss <= 1);
                 seen.released = true;
-                world.attempt(depth, seen, |_| None);
+                world.attempt(depth, seen, |_, _| None);
             }
             Action::Lose(lost) => {
                 assert!(
@@ -452,6 +625,12 @@ impl World {
             after.lease.renew_now(self.now);
             after.step(depth - 1, seen);
         }
+        if !self.changed {
+            let mut after = self.clone();
+            after.changed = true;
+            after.lease.change(self.now);
+            after.step(depth - 1, seen);
+        }
         if !self.extended {
             for ttl in [self.ttl / 2, self.ttl * 3] {
                 let mut after = self.clone();
@@ -472,7 +651,21 @@ impl World {
         );
     }
 
-    fn attempt(&self, depth: u32, seen: &mut Seen, end: impl Fn(Moment) -> Option<Moment>) {
+    /// Tells the lease how an attempt has ended.
+    fn ended(&mut self, sent_at: Moment, reply: Option<Reply>, seen: &mut Seen) -> bool {
+        if self.change_sent_at != Some(sent_at) {
+            return self.lease.attempt_ended(sent_at, reply, self.now);
+        }
+        self.change_sent_at = None;
+        let granted = reply.map(|reply| reply == Reply::Yes);
+        let has_ended = self.lease.change_ended(sent_at, granted, self.now);
+        seen.changed |= has_ended && granted == Some(true);
+        seen.changed_after_failure |= has_ended && granted == Some(true) && self.failed;
+        has_ended
+    }
+
+    /// `end` tells the new end on the server from that before and the time.
+    fn attempt(&self, depth: u32, seen: &mut Seen, end: impl Fn(Moment, Moment) -> Option<Moment>) {
         for (carried, reply, delay) in ENDS {
             if delay.is_none() && (!self.eventful || !self.in_flight.is_empty()) {
                 continue;
@@ -484,7 +677,7 @@ impl World {
                 None => after.in_flight.push((sent_at, reply)),
                 Some(delay) => {
                     after.now = sent_at + self.ttl * delay / 6000;
-                    after.lease.attempt_ended(sent_at, reply, after.now);
+                    after.ended(sent_at, reply, seen);
                 }
             }
             after.renewals += u32::from(reply == Some(Reply::Yes) && !self.given_up);
@@ -500,16 +693,20 @@ impl World {
         &mut self,
         carried: Carried,
         reply: Option<Reply>,
-        end: impl Fn(Moment) -> Option<Moment>,
+        end: impl Fn(Moment, Moment) -> Option<Moment>,
     ) -> Option<Reply> {
-        let alive = self.server_ends_at.is_some_and(|end| end > self.now);
-        match carried {
-            Carried::Out if alive => {
-                self.server_ends_at = end(self.now);
+        let alive = self.server_ends_at.filter(|end| *end > self.now);
+        match (carried, alive) {
+            (Carried::Out, Some(before)) => {
+                self.server_ends_at = end(before, self.now);
                 reply
             }
-            Carried::Out if reply == Some(Reply::Yes) => Some(Reply::Lost(Lost::Gone)),
-            Carried::TooLate => {
+            (Carried::Out, None) if self.change_sent_at == Some(self.now) => {
+                self.granted_anew = true;
+                reply
+            }
+            (Carried::Out, None) if reply == Some(Reply::Yes) => Some(Reply::Lost(Lost::Gone)),
+            (Carried::TooLate, _) => {
                 self.server_ends_at = None;
                 self.taken = true;
                 reply
@@ -548,7 +745,8 @@ fn nor_does_one_with_late_replies_extensions_and_locks_that_are_kept() {
         // The others differ in how they are rounded, which shows sooner.
         let depth = if ttl == TTL { 7 } else { 6 };
         let seen = explore(ttl, depth, true);
-        assert!(seen.kept && seen.replied_late);
+        assert!(seen.kept && seen.replied_late && seen.changed);
+        assert!(seen.changed_after_failure || ttl != TTL, "which is deep");
         assert!(seen.extended || ttl == MAX_TTL, "which cannot be longer");
     }
 }

@@ -41,6 +41,7 @@ fn action(action: Action) -> (&'static str, String) {
             let line = format!("[\"renew\",{},{}]", us(ttl), give_up_at.0);
             ("renew", line)
         }
+        Action::Change { .. } => unreachable!("nobody wants it"),
         Action::Release { give_up_at } => ("release", format!("[\"release\",{}]", give_up_at.0)),
         Action::Lose(lost) => (word(lost), format!("[\"lose\",\"{}\"]", word(lost))),
         Action::End => ("end", "[\"end\"]".to_owned()),
@@ -124,7 +125,7 @@ impl Recording {
                 self.sent.push(now);
                 self.until = give_up_at;
             }
-            Action::Idle | Action::Lose(_) | Action::End => {}
+            Action::Idle | Action::Change { .. } | Action::Lose(_) | Action::End => {}
         }
         let lost = match self.lease.lost() {
             Some(lost) => format!("\"{}\"", word(lost)),

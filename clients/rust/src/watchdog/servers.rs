@@ -7,7 +7,7 @@ use redis::{Cmd, Value};
 
 use crate::acquisition::{self, Acquisition, Grant, Request};
 use crate::error::Error;
-use crate::network::Network;
+use crate::network::{Failure, Network};
 use crate::topology::Node;
 
 pub(crate) trait Servers: Send + Sync + 'static {
@@ -22,7 +22,7 @@ pub(crate) trait Servers: Send + Sync + 'static {
         commands: Vec<Cmd>,
         min_replicas: u32,
         within: Duration,
-    ) -> impl Future<Output = Vec<Result<Value, Error>>> + Send;
+    ) -> impl Future<Output = Vec<Result<Value, Failure>>> + Send;
 
     /// Sends one command about the key.
     fn ask(
@@ -55,12 +55,8 @@ impl Servers for Network {
         commands: Vec<Cmd>,
         min_replicas: u32,
         within: Duration,
-    ) -> Vec<Result<Value, Error>> {
-        let replies = Network::exchange(self, node, commands, None, min_replicas, within).await;
-        let replies = replies.into_iter();
-        replies
-            .map(|reply| reply.map_err(|failure| failure.error))
-            .collect()
+    ) -> Vec<Result<Value, Failure>> {
+        Network::exchange(self, node, commands, None, min_replicas, within).await
     }
 
     async fn ask(

@@ -9,9 +9,11 @@ use tokio::time::{Instant, advance, sleep, timeout};
 
 use super::*;
 use crate::acquisition::Wait;
-use crate::lease::{Lost, Terms};
+use crate::lease::{Lost, Renewed, Reply, Terms, Upgraded};
+use crate::message::Change;
 use crate::pending::Pending;
 use crate::status::Notice;
+use crate::wire::Limit;
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -84,7 +86,7 @@ impl Servers for Scripted {
         commands: Vec<Cmd>,
         min_replicas: u32,
         within: Duration,
-    ) -> Vec<Result<Value, Error>> {
+    ) -> Vec<Result<Value, Failure>> {
         let sent = Sent {
             at_ms: started_at().elapsed().as_millis(),
             node,
@@ -94,10 +96,14 @@ impl Servers for Scripted {
         let (after, reply) = (self.script)(&sent);
         self.log().push(sent);
         sleep(after.min(within)).await;
-        match after <= within {
-            true => vec![reply; commands.len()],
-            false => vec![no_reply(within).1; commands.len()],
-        }
+        let reply = match after <= within {
+            true => reply.map_err(Failure::from),
+            false => Err(Failure {
+                error: Error::no_answer(),
+                is_silent: true,
+            }),
+        };
+        vec![reply; commands.len()]
     }
 
     async fn ask(
@@ -107,7 +113,7 @@ impl Servers for Scripted {
         within: Duration,
     ) -> Result<Value, Error> {
         let mut replies = self.exchange(node_of(key), vec![command], 0, within).await;
-        replies.remove(0)
+        replies.remove(0).map_err(|failure| failure.error)
     }
 
     /// Granted at once, but for the key "busy", for which one waits without end.
@@ -184,6 +190,7 @@ impl Running {
             },
             wait: Wait::ForEver,
             min_replicas,
+            limit: Limit::EXCLUSIVE,
         });
         let sender = self.sender.clone();
         self.send(|responder, caller| Message::Acquire(request, sender, caller, responder))
@@ -191,6 +198,11 @@ impl Running {
 
     async fn hold(&self, key: &str, ttl: Duration) -> Granted {
         self.acquire(key, ttl, 0).await.unwrap().unwrap()
+    }
+
+    fn change<T>(&self, held: &Granted, change: fn(Responder<T>) -> Change) -> Pending<T> {
+        let id = held.id;
+        self.send(move |responder, _| Message::Change(id, change(responder)))
     }
 
     /// What was sent since the last call.
@@ -512,4 +524,158 @@ async fn another_command_gets_its_reply_or_an_error_after_5_s() {
     assert_eq!(ask("book").await, Ok(Value::Nil));
     assert!(matches!(ask("silent").await, Err(Error::Unreachable(_))));
     assert_eq!(started_at().elapsed().as_secs(), 5);
+}
+
+/// Granted with this fence whoever asks, each after so long.
+fn granting(fence: i64, after: Duration) -> impl Fn(&Sent) -> (Duration, Result<Value, Error>) {
+    move |sent| match sent.commands[0].starts_with("LOCK.ACQUIRE") {
+        true => (after, Ok(Value::Int(fence))),
+        false => (after, Ok(Value::Int(1))),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_is_a_renewal_and_then_an_acquire_that_no_renewal_overtakes() {
+    let running = Running::start(granting(9, ms(100)));
+    let held = running.hold("book", ms(6000)).await;
+    let downgraded = running.change(&held, Change::Downgrade);
+    let upgraded = running.change(&held, Change::Upgrade);
+    sleep(ms(150)).await;
+    let renewed = running.send(|responder, _| Message::Renew(held.id, None, responder));
+    assert_eq!(downgraded.await, Ok(Reply::Yes));
+    assert_eq!(held.status.fence(), 9);
+    assert_eq!(renewed.await, Ok(Renewed::Yes));
+    assert_eq!(upgraded.await, Ok(Upgraded::Yes));
+    let sent = running.sent_commands();
+    let renew = "LOCK.RENEW book owner 6000".to_owned();
+    let acquire = "LOCK.ACQUIRE book owner 6000".to_owned();
+    let expected = [
+        (0, renew.clone()),
+        (100, format!("{acquire} SHARED")),
+        (200, renew),
+        (300, acquire),
+    ];
+    assert_eq!(sent, expected);
+    assert_eq!(
+        held.status.ends_at(),
+        Moment::after_boot(ms(1_000_300 + 5938))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_nobody_waits_for_is_not_begun_but_one_under_way_is_ended() {
+    let running = Running::start(granting(9, ms(100)));
+    let held = running.hold("book", ms(6000)).await;
+    drop(running.change(&held, Change::Upgrade));
+    sleep(ms(1)).await;
+    assert_eq!(running.sent(), []);
+    let upgrading = running.change(&held, Change::Upgrade);
+    sleep(ms(50)).await;
+    drop(upgrading);
+    sleep(ms(200)).await;
+    assert_eq!(running.sent().len(), 1, "renewed, and no more");
+    assert_eq!(held.status.fence(), 7);
+    let upgrading = running.change(&held, Change::Upgrade);
+    sleep(ms(150)).await;
+    drop(upgrading);
+    sleep(ms(200)).await;
+    assert_eq!(running.sent().len(), 2);
+    assert_eq!(held.status.fence(), 9, "it is ours");
+    assert_eq!(
+        running.change(&held, Change::Downgrade).await,
+        Ok(Reply::Yes)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_lost_during_a_change_is_told_as_lost_and_not_taken_anew() {
+    let running = Running::start(|_| (Duration::ZERO, Ok(Value::Nil)));
+    let held = running.hold("book", ms(6000)).await;
+    let upgraded = running.change(&held, Change::Upgrade);
+    let also = running.change(&held, Change::Downgrade);
+    let gone = Lost::Gone;
+    assert_eq!(upgraded.await, Ok(Upgraded::Lost(gone)));
+    assert_eq!(also.await, Ok(Reply::Lost(gone)));
+    assert_eq!(lost(&held), Some(gone));
+    let later = running.change(&held, Change::Upgrade);
+    assert_eq!(later.await, Ok(Upgraded::Lost(gone)));
+    assert_eq!(running.sent().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_is_refused_is_told_at_once_and_renewed_is_on() {
+    let refused = Error::Refused("BADOPTION option is unknown".to_owned());
+    let refusal = refused.clone();
+    let running = Running::start(move |sent| match sent.commands[0].starts_with("LOCK.ACQ") {
+        true => (Duration::ZERO, Err(refusal.clone())),
+        false => YES,
+    });
+    let held = running.hold("book", ms(6000)).await;
+    assert_eq!(running.change(&held, Change::Downgrade).await, Err(refused));
+    assert_eq!(started_at().elapsed().as_millis(), 0);
+    until(20_000).await;
+    assert_eq!(lost(&held), None);
+    assert_eq!(running.sent().len(), 2 + 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_shares_what_others_hold_begins_again_and_learns_that_it_is_lost() {
+    let running = Running::start(|sent| {
+        let granted = match sent.commands[0].starts_with("LOCK.RENEW") {
+            true if sent.at_ms == 0 => Value::Int(1),
+            true => Value::Int(0),
+            false => Value::Nil,
+        };
+        (ms(1), Ok(granted))
+    });
+    let held = running.hold("book", ms(6000)).await;
+    let downgraded = running.change(&held, Change::Downgrade);
+    assert_eq!(downgraded.await, Ok(Reply::Lost(Lost::Taken)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_downgrade_that_kept_silent_there_is_no_upgrade() {
+    let is_slow = |sent: &Sent| sent.at_ms < 1000 && sent.commands[0].ends_with("SHARED");
+    let grants = granting(9, Duration::ZERO);
+    let running = Running::start(move |sent| match is_slow(sent) {
+        true => no_reply(Duration::MAX),
+        false => grants(sent),
+    });
+    let held = running.hold("book", ms(6000)).await;
+    assert_eq!(
+        running.change(&held, Change::Downgrade).await,
+        Ok(Reply::Yes)
+    );
+    assert_eq!(started_at().elapsed().as_millis(), 1100, "begun again");
+    running.sent();
+    let upgraded = running.change(&held, Change::Upgrade).await;
+    assert_eq!(upgraded, Err(Error::may_be_shared()));
+    assert_eq!(running.sent(), []);
+    assert_eq!(
+        running.change(&held, Change::Downgrade).await,
+        Ok(Reply::Yes)
+    );
+
+    // One that was refused, or whose connection the server ended, does not arrive any more.
+    let running = Running::start(|sent| match sent.commands[0].ends_with("SHARED") {
+        true => no_reply(Duration::ZERO),
+        false => (Duration::ZERO, Ok(Value::Int(1))),
+    });
+    let held = running.hold("book", ms(6000)).await;
+    let downgraded = running.change(&held, Change::Downgrade).await;
+    assert!(matches!(downgraded, Err(Error::Unreachable(_))));
+    let upgraded = running.change(&held, Change::Upgrade).await;
+    assert_eq!(upgraded, Ok(Upgraded::Yes));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_a_closed_lockkeeper_is_a_loss() {
+    let running = Running::start(granting(9, ms(100)));
+    let held = running.hold("book", ms(6000)).await;
+    let upgraded = running.change(&held, Change::Upgrade);
+    sleep(ms(150)).await;
+    let closed = running.send(|responder, _| Message::Close(ms(1000), responder));
+    assert_eq!(upgraded.await, Ok(Upgraded::Lost(Lost::Gone)));
+    drop((closed, held));
+    let _ = timeout(ms(5000), running.watchdog).await.unwrap();
 }

@@ -7,6 +7,7 @@ mod faults;
 mod holding;
 mod log;
 mod servers;
+mod several;
 mod urls;
 mod waiting;
 
