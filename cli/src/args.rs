@@ -99,6 +99,8 @@ enum Subcommands {
     /// tells LOCKKEEPER_KEY, LOCKKEEPER_OWNER and LOCKKEEPER_FENCE, and in LOCKKEEPER_OWNERS, a line
     /// each, the owners of the runs around it: who asks for a lock that one of them holds is refused.
     /// At a terminal a run that waits says so, once.
+    ///
+    /// With --limit or --shared several runs hold the lock at a time; one without is alone.
     #[command(after_help = EXIT_CODES)]
     Run(RunOpts),
     /// Tell who holds a lock and who waits for it
@@ -114,11 +116,14 @@ enum Subcommands {
     /// Release a lock that somebody else holds
     ///
     /// For a holder that is known to be dead. It releases in the name of whoever holds the lock
-    /// now, and so cannot hit the next holder.
+    /// now, and so cannot hit the next holder. Of several holders it wants to be told which.
     Release {
         /// Say that you know that the holder is dead
         #[arg(long, required = true)]
         force: bool,
+        /// The owner in whose name it is released; by default whoever holds the lock alone
+        #[arg(long, value_name = "OWNER", value_parser = owner_parser())]
+        owner: Option<OsString>,
         /// The key of the lock
         #[arg(value_parser = key_parser())]
         key: OsString,
@@ -149,6 +154,12 @@ struct RunOpts {
     /// one second does not run again on a machine whose clock is slow
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration)]
     at_least: Duration,
+    /// Take one of so many places, 1 to 1000, instead of the only one
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: Option<u32>,
+    /// Share the lock with all who do so too, as readers; who does not is alone, as a writer
+    #[arg(short, long, conflicts_with = "limit")]
+    shared: bool,
     /// How long the command may take to end after SIGTERM, before SIGKILL
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     grace: Duration,
@@ -183,6 +194,15 @@ fn key_parser() -> impl clap::builder::TypedValueParser<Value = OsString> {
     })
 }
 
+/// As an empty key.
+fn owner_parser() -> impl clap::builder::TypedValueParser<Value = OsString> {
+    use clap::builder::TypedValueParser;
+    clap::builder::OsStringValueParser::new().try_map(|owner| match owner.is_empty() {
+        true => Err("the owner is empty: is a variable not set?"),
+        false => Ok(owner),
+    })
+}
+
 /// What was asked for.
 pub struct Plan {
     /// Not opened yet: that starts a thread, and signals have to be taken before.
@@ -193,10 +213,20 @@ pub struct Plan {
 
 pub enum Command {
     Run(Run),
-    Info { key: Vec<u8>, json: bool },
-    Release { key: Vec<u8> },
-    Man { directory: PathBuf },
-    Completions { directory: PathBuf },
+    Info {
+        key: Vec<u8>,
+        json: bool,
+    },
+    Release {
+        key: Vec<u8>,
+        owner: Option<Vec<u8>>,
+    },
+    Man {
+        directory: PathBuf,
+    },
+    Completions {
+        directory: PathBuf,
+    },
 }
 
 pub struct Run {
@@ -204,6 +234,7 @@ pub struct Run {
     pub command: Vec<OsString>,
     pub ttl: Duration,
     pub wait: Wait,
+    pub company: Company,
     pub conflict: u8,
     pub at_least: Duration,
     pub grace: Duration,
@@ -213,6 +244,15 @@ pub enum Wait {
     No,
     For(Duration),
     ForEver,
+}
+
+/// Who else may hold the lock.
+#[derive(Clone, Copy)]
+pub enum Company {
+    Nobody,
+    /// So many in all.
+    Limit(u32),
+    Shared,
 }
 
 pub fn parse() -> Result<Plan, Exit> {
@@ -227,7 +267,13 @@ pub fn parse() -> Result<Plan, Exit> {
                 json,
             },
         ),
-        Subcommands::Release { key, .. } => (None, Command::Release { key: bytes(key) }),
+        Subcommands::Release { key, owner, .. } => (
+            None,
+            Command::Release {
+                key: bytes(key),
+                owner: owner.map(bytes),
+            },
+        ),
         Subcommands::Man { directory } => (None, Command::Man { directory }),
         Subcommands::Completions { directory } => (None, Command::Completions { directory }),
     };
@@ -254,6 +300,11 @@ impl RunOpts {
                 (Some(Duration::ZERO), false) => Wait::No,
                 (Some(wait), false) => Wait::For(wait),
                 (None, false) => Wait::ForEver,
+            },
+            company: match (self.limit, self.shared) {
+                (_, true) => Company::Shared,
+                (Some(limit), false) => Company::Limit(limit),
+                (None, false) => Company::Nobody,
             },
             conflict: self.conflict_exit_code,
             at_least: self.at_least,
@@ -385,6 +436,6 @@ fn cannot_write(directory: &Path, error: &std::io::Error) -> Exit {
     Exit::with_message(OUTPUT, format!("cannot write to {directory}: {error}"))
 }
 
-fn bytes(key: OsString) -> Vec<u8> {
-    std::os::unix::ffi::OsStringExt::into_vec(key)
+fn bytes(text: OsString) -> Vec<u8> {
+    std::os::unix::ffi::OsStringExt::into_vec(text)
 }

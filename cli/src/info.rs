@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use lockkeeper::{Error, Info, Lockkeeper, printable};
+use lockkeeper::{Error, Holder, Info, Lockkeeper, printable};
 use serde_json::json;
 
 use crate::exit::{Exit, UNAVAILABLE};
@@ -75,7 +75,18 @@ fn as_json(info: Option<&Info>) -> serde_json::Value {
         let queue = info
             .queue
             .iter()
-            .map(|waiter| json!({"owner": lossy(&waiter.owner), "waited-ms": ms(waiter.waited)}));
+            .map(|waiter| json!({
+                "owner": lossy(&waiter.owner), "waited-ms": ms(waiter.waited), "limit": waiter.limit,
+            }));
+        let holders = info.holders.iter().map(|holder| {
+            json!({
+                "owner": lossy(&holder.owner),
+                "fence": holder.fence,
+                "held-ms": holder.held.map(ms),
+                "ttl-ms": holder.ttl.map(ms),
+                "limit": holder.limit,
+            })
+        });
         json!({
             "owner": info.owner.as_deref().map(lossy),
             "fence": info.fence,
@@ -83,6 +94,9 @@ fn as_json(info: Option<&Info>) -> serde_json::Value {
             "ttl-ms": info.ttl.map(ms),
             "waiters": info.waiters,
             "queue": queue.collect::<Vec<_>>(),
+            "limit": info.limit,
+            "holding": info.holding,
+            "holders": holders.collect::<Vec<_>>(),
         })
     })
 }
@@ -97,9 +111,15 @@ fn as_text(info: &Info) -> String {
         // Writing into a String cannot fail.
         let _ = writeln!(text, "{name:8}{value}");
     };
-    match &info.owner {
-        Some(owner) => line("owner", &printable(owner)),
-        None => line("owner", &"nobody"),
+    match (&info.owner, info.limit) {
+        (Some(owner), _) => line("owner", &printable(owner)),
+        (None, Some(limit)) => line("holders", &format!("{} of {limit}", info.holding)),
+        (None, None) => line("owner", &"nobody"),
+    }
+    if info.owner.is_none() {
+        for (index, holder) in info.holders.iter().enumerate() {
+            line(&format!("{:>6}", index + 1), &about(holder));
+        }
     }
     if let Some(fence) = info.fence {
         line("fence", &fence);
@@ -109,7 +129,7 @@ fn as_text(info: &Info) -> String {
     }
     match info.ttl {
         Some(ttl) => line("ttl", &rounded(ttl)),
-        None if info.owner.is_some() => line("ttl", &"none, it never ends by itself"),
+        None if info.holding > 0 => line("ttl", &"none, it never ends by itself"),
         None => {}
     }
     line("waiters", &info.waiters);
@@ -119,6 +139,22 @@ fn as_text(info: &Info) -> String {
             &format!("{:>6}", index + 1),
             &format!("{}, {waited}", printable(&waiter.owner)),
         );
+    }
+    text
+}
+
+/// One of several: who, for how long, and when the lease ends.
+fn about(holder: &Holder) -> String {
+    let mut text = printable(&holder.owner);
+    if let Some(fence) = holder.fence {
+        // Writing into a String cannot fail.
+        let _ = write!(text, ", fence {fence}");
+    }
+    if let Some(held) = holder.held {
+        let _ = write!(text, ", held {}", rounded(held));
+    }
+    if let Some(ttl) = holder.ttl {
+        let _ = write!(text, ", ttl {}", rounded(ttl));
     }
     text
 }

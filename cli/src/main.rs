@@ -41,7 +41,7 @@ async fn carry_out(plan: Plan) -> Result<Exit, Exit> {
             run::run(open()?, run, signals, plan.quiet).await
         }
         Command::Info { key, json } => info::run(open()?, &key, json, plan.quiet).await,
-        Command::Release { key } => release::run(open()?, &key).await,
+        Command::Release { key, owner } => release::run(open()?, &key, owner).await,
         Command::Man { directory } => args::man(&directory),
         Command::Completions { directory } => args::completions(&directory),
     }

@@ -2,14 +2,30 @@
 
 use lockkeeper::{Lockkeeper, MAX_OWNER, Released, printable};
 
-use crate::exit::{CONFLICT, Exit, UNAVAILABLE};
+use crate::exit::{CONFLICT, Exit, UNAVAILABLE, USAGE};
 use crate::info;
 
-pub async fn run(lockkeeper: Lockkeeper, key: &[u8]) -> Result<Exit, Exit> {
+/// Of several holders, so many are named.
+const NAMED: usize = 10;
+
+pub async fn run(lockkeeper: Lockkeeper, key: &[u8], owner: Option<Vec<u8>>) -> Result<Exit, Exit> {
     let name = printable(key);
     let info = info::ask(&lockkeeper, key).await?;
-    let Some(owner) = info.and_then(|info| info.owner) else {
+    let Some(info) = info.filter(|info| info.holding > 0) else {
         return Ok(Exit::with_message(0, format!("nobody holds {name}")));
+    };
+    let Some(owner) = owner.or(info.owner) else {
+        let holders = info.holders.iter().take(NAMED);
+        let mut named: Vec<String> = holders.map(|it| printable(&it.owner)).collect();
+        let more = info.holding.saturating_sub(named.len() as u64);
+        if more > 0 {
+            named.push(format!("{more} more"));
+        }
+        let named = named.join(", ");
+        return Err(Exit::with_message(
+            USAGE,
+            format!("several may hold {name}, say with --owner which: {named}"),
+        ));
     };
     // Only a lock taken by hand can have such a token.
     if owner.is_empty() || owner.len() > MAX_OWNER {
@@ -20,6 +36,16 @@ pub async fn run(lockkeeper: Lockkeeper, key: &[u8]) -> Result<Exit, Exit> {
                  named in a release; if its holder is dead, redis-cli DEL removes it",
                 owner.len()
             ),
+        ));
+    }
+    // Who only waits is not to lose its place.
+    if !info.holders.iter().any(|holder| holder.owner == owner)
+        && info.holding <= info.holders.len() as u64
+    {
+        let owner = printable(&owner);
+        return Err(Exit::with_message(
+            CONFLICT,
+            format!("{owner} does not hold {name}"),
         ));
     }
     let released = lockkeeper.release_for(key, &owner).await?;

@@ -12,7 +12,7 @@ use lockkeeper::{Acquired, Held, Lockkeeper, Lost, Released, printable};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::args::{Run, Wait};
+use crate::args::{Company, Run, Wait};
 use crate::child::{Child, Sent, Status, user_of};
 use crate::exit::{CANNOT_EXECUTE, Exit, LOST, NOT_FOUND, SIGNALLED, STILL_RUNNING};
 use crate::format::rounded;
@@ -59,6 +59,11 @@ pub async fn run(
         let start = Instant::now();
         waiting::refuse_to_wait_for_itself(&lockkeeper, &plan).await?;
         let asked = lockkeeper.acquire(plan.key.as_slice()).ttl(plan.ttl);
+        let asked = match plan.company {
+            Company::Nobody => asked,
+            Company::Limit(limit) => asked.limit(limit),
+            Company::Shared => asked.shared(),
+        };
         let asked = match plan.wait {
             Wait::No => asked,
             Wait::For(wait) => asked.wait(wait.saturating_sub(start.elapsed())),
@@ -153,12 +158,15 @@ async fn until_asked_to_end<T>(
 
 async fn who_holds(lockkeeper: &Lockkeeper, key: &[u8]) -> String {
     let info = lockkeeper.info(key).await.ok().flatten();
-    let holder = info.as_ref().and_then(waiting::holder);
     let name = printable(key);
-    holder.map_or_else(
-        || format!("{name} is busy"),
-        |holder| format!("{name} is held by {holder}"),
-    )
+    let Some(info) = info else {
+        return format!("{name} is busy");
+    };
+    match (waiting::holder(&info), waiting::places(&info)) {
+        (Some(holder), _) => format!("{name} is held by {holder}"),
+        (None, Some(places)) => format!("{name} is busy: {places}"),
+        (None, None) => format!("{name} is busy"),
+    }
 }
 
 fn command(plan: &Run, held: &Held) -> Command {

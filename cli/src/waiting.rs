@@ -26,6 +26,9 @@ const REPORTED_AFTER: Duration = Duration::from_millis(300);
 /// How long asking the server may take for a line that is only a courtesy.
 const INFO_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The limit of those who share a lock, see docs/commands/lock.acquire.md.
+const SHARED: u32 = 1000;
+
 /// The owners of this process with one more.
 pub fn owners(owner: &str) -> OsString {
     let mut owners = std::env::var_os(OWNERS).unwrap_or_default();
@@ -50,13 +53,14 @@ pub async fn refuse_to_wait_for_itself(lockkeeper: &Lockkeeper, plan: &Run) -> R
         Wait::No | Wait::ForEver => INFO_TIMEOUT,
     };
     let info = timeout(within, lockkeeper.info(key)).await;
-    let Some(owner) = info.ok().and_then(|info| info.ok()??.owner) else {
+    let Some(info) = info.ok().and_then(|info| info.ok()?) else {
         return Ok(());
     };
     let mut owners = owners
         .iter()
         .flat_map(|it| it.as_encoded_bytes().split(|byte| *byte == b'\n'));
-    if owners.any(|of_ours| of_ours == owner) {
+    let holds = |owner: &[u8]| info.holders.iter().any(|holder| holder.owner == owner);
+    if owners.any(holds) {
         return Err(Exit::with_message(
             USAGE,
             format!(
@@ -77,17 +81,19 @@ pub async fn report(lockkeeper: &Lockkeeper, plan: &Run) -> Infallible {
     let label = lockkeeper.label();
     let mut info = ask().await;
     // That is our own grant, most likely, whose reply a busy machine still has.
-    if let Ok(Ok(Some(Info {
-        owner: Some(owner), ..
-    }))) = &info
-        && has_label(owner, label)
+    if let Ok(Ok(Some(told))) = &info
+        && (told.holders.iter()).any(|holder| has_label(&holder.owner, label))
     {
         info = ask().await;
     }
     let name = printable(&plan.key);
     let line = match info {
         Ok(Ok(Some(info))) => {
-            let holder = holder(&info).map_or(String::new(), |it| format!(", held by {it}"));
+            let holder = match (holder(&info), places(&info)) {
+                (Some(holder), _) => format!(", held by {holder}"),
+                (None, Some(places)) => format!(", {places}"),
+                (None, None) => String::new(),
+            };
             let position = position(&info, label);
             let position =
                 position.map_or(String::new(), |it| format!(", number {it} in the queue"));
@@ -101,7 +107,21 @@ pub async fn report(lockkeeper: &Lockkeeper, plan: &Run) -> Infallible {
     pending().await
 }
 
-/// Who holds the lock, and for how long.
+/// How many of its places are taken, if there may be several, and when the first is free.
+pub fn places(info: &Info) -> Option<String> {
+    let (limit, holding) = (info.limit.filter(|limit| *limit > 1)?, info.holding);
+    let taken = match limit {
+        SHARED => format!("{holding} share it"),
+        limit => format!("{holding} of {limit} places taken"),
+    };
+    let first = info.holders.iter().filter_map(|holder| holder.ttl).min();
+    let first = first.map_or(String::new(), |ttl| {
+        format!(", the first ends in {} at the latest", rounded(ttl))
+    });
+    Some(taken + &first)
+}
+
+/// Who holds the lock alone, and for how long.
 pub fn holder(info: &Info) -> Option<String> {
     let owner = printable(info.owner.as_deref()?);
     Some(match info.held {

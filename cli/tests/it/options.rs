@@ -286,6 +286,122 @@ fn keys_and_owners_are_shown_as_they_print() {
     );
 }
 
+/// A lock that these hold, with so many words after each ttl.
+fn held_by(server: &Server, key: &str, owners: &[&str], company: &[&str]) {
+    let mut redis = server.connect();
+    for owner in owners {
+        fence(ask!(redis, "LOCK.ACQUIRE", key, owner, 60_000, company));
+    }
+}
+
+#[test]
+fn so_many_runs_hold_a_lock_as_its_limit_says() {
+    let server = Server::start();
+    let run =
+        |options: &[&str]| lockkeeper(&server, &[&["run"], options, &["--", "true"]].concat());
+    held_by(&server, "pool", &["a"], &["LIMIT", "2"]);
+    assert_eq!(run(&["-n", "--limit", "2", "pool"]).code, 0);
+    held_by(&server, "pool", &["b"], &["LIMIT", "2"]);
+    let done = run(&["-n", "--limit", "2", "pool"]);
+    let says = "lockkeeper: pool is busy: 2 of 2 places taken, the first ends in ";
+    assert_eq!(done.code, 75);
+    assert!(done.stderr.starts_with(says), "{done:?}");
+    assert!(done.stderr.ends_with("s at the latest\n"), "{done:?}");
+
+    held_by(&server, "book", &["a", "b"], &["SHARED"]);
+    assert_eq!(run(&["-n", "-s", "book"]).code, 0);
+    let done = run(&["-n", "book"]);
+    let says = "lockkeeper: book is busy: 2 share it, the first ends in ";
+    assert_eq!(done.code, 75);
+    assert!(done.stderr.starts_with(says), "{done:?}");
+
+    for wrong in [
+        &["--limit", "0", "pool"][..],
+        &["--limit", "1001", "pool"],
+        &["--limit", "2", "--shared", "pool"],
+    ] {
+        assert_eq!(run(wrong).code, 64, "{wrong:?}");
+    }
+}
+
+#[test]
+fn info_shows_every_holder() {
+    let server = Server::start();
+    held_by(
+        &server,
+        "pool",
+        &["host:7:abc", "host:8:def"],
+        &["LIMIT", "3"],
+    );
+    let done = lockkeeper(&server, &["info", "pool"]);
+    assert_eq!(done.code, 0);
+    let lines: Vec<_> = done.stdout.lines().collect();
+    assert_eq!(lines[0], "holders 2 of 3");
+    for (line, owner) in [(lines[1], "1  host:7:abc"), (lines[2], "2  host:8:def")] {
+        let starts = format!("     {owner}, fence 1");
+        assert!(
+            line.starts_with(&starts) && line.contains(", held "),
+            "{line}"
+        );
+        assert!(line.contains(", ttl "), "{line}");
+    }
+    assert!(lines[3].starts_with("ttl     5"), "{done:?}");
+    assert_eq!(lines[4..], ["waiters 0"]);
+    let done = lockkeeper(&server, &["info", "--json", "pool"]);
+    for field in [
+        "\"owner\":null",
+        "\"limit\":3",
+        "\"holding\":2",
+        "\"owner\":\"host:8:def\"",
+    ] {
+        assert!(done.stdout.contains(field), "{field}: {done:?}");
+    }
+}
+
+#[test]
+fn a_release_of_one_of_several_says_which() {
+    let server = Server::start();
+    let release = |more: &[&str]| {
+        let done = lockkeeper(&server, &[&["release", "--force", "pool"], more].concat());
+        (done.code, done.stderr)
+    };
+    let says = |code: i32, line: &str| (code, format!("lockkeeper: {line}\n"));
+    held_by(&server, "pool", &["a", "b"], &["LIMIT", "3"]);
+    let which = "several may hold pool, say with --owner which: a, b";
+    assert_eq!(release(&[]), says(64, which));
+    assert_eq!(
+        release(&["--owner", "a"]),
+        says(0, "released pool, which a held")
+    );
+    assert_eq!(release(&["--owner", "a"]), says(75, "a does not hold pool"));
+    // The last of them, too, may have company at any moment.
+    let which = "several may hold pool, say with --owner which: b";
+    assert_eq!(release(&[]), says(64, which));
+    assert_eq!(
+        release(&["--owner", "b"]),
+        says(0, "released pool, which b held")
+    );
+    held_by(&server, "pool", &["c"], &[]);
+    assert_eq!(release(&["--owner", "b"]), says(75, "b does not hold pool"));
+    assert_eq!(
+        release(&["--owner", "c"]),
+        says(0, "released pool, which c held")
+    );
+}
+
+#[test]
+fn a_run_that_waits_for_a_place_says_how_many_are_taken() {
+    let server = Server::start();
+    held_by(&server, "pool", &["a", "b"], &["LIMIT", "2"]);
+    let shown = at_terminal(&server, "run --limit 2 pool -- true");
+    let says = "lockkeeper: waiting for pool, 2 of 2 places taken, the first ends in ";
+    assert!(shown.starts_with(says), "{shown}");
+    assert!(
+        shown.contains(" at the latest, number 1 in the queue\r\n"),
+        "{shown}"
+    );
+}
+
 /// Standard error is a terminal, and what it shows comes back.
 fn at_terminal(server: &Server, args: &str) -> String {
     let line = format!("timeout 1 {} {args}", command_line().display());
