@@ -71,3 +71,12 @@ fn that_it_believes_its_watchdog_before_its_clock_is_found() {
         "believed after its end",
     );
 }
+
+#[test]
+fn that_it_upgrades_without_renewing_is_found() {
+    is_found_by(
+        "upgrades-without-renewing",
+        "several::an_upgrade_of_a_lost_lock_takes_nothing",
+        "it was granted anew",
+    );
+}

@@ -112,7 +112,9 @@ struct Lock {
     /// For how long the watchdog has seen it held since it was renewed last.
     age: AtomicU64,
     released: AtomicBool,
-    lost: AtomicBool,
+    /// The message that it was asked for with.
+    id: u64,
+    lost: Mutex<Option<&'static str>>,
 }
 
 impl Lock {
@@ -132,7 +134,61 @@ impl Lock {
             true => self.ttl.saturating_sub(self.age.load(SeqCst)),
             false => self.ends_at.load(SeqCst).saturating_sub(now_us()),
         };
-        if self.lost.load(SeqCst) { 0 } else { believed }
+        if self.lost().is_some() { 0 } else { believed }
+    }
+
+    fn lost(&self) -> Option<&'static str> {
+        *self.lost.lock().unwrap()
+    }
+
+    fn lose(&self, why: &'static str) {
+        let mut lost = self.lost.lock().unwrap();
+        if lost.is_none() {
+            *lost = Some(why);
+            say(&json!({"event": "lost", "lock": self.id, "why": why, "at": now_us()}));
+        }
+    }
+
+    /// Asks whether it is held, and renews it. None if there is no reply.
+    fn renew(&self) -> Option<bool> {
+        let (sent_at, ttl) = (now_us(), (self.ttl / 1000).to_string());
+        let reply = self.ask(&["LOCK.RENEW", &self.key, &self.owner, &ttl]);
+        match reply.ok()? {
+            Reply::Int(1) => self.granted_from(sent_at),
+            _ if has_fault("renews-after-release") => {}
+            reply => {
+                self.lose(if reply == Reply::Nil { "gone" } else { "taken" });
+                return Some(false);
+            }
+        }
+        Some(true)
+    }
+
+    /// Asks for a grant with another limit in place of the one that is held.
+    fn change(&self, is_upgrade: bool) -> Value {
+        let lost = || json!({"answer": "lost", "why": self.lost()});
+        let unreachable = || json!({"answer": "error", "kind": "unreachable"});
+        if self.lost().is_some() {
+            return lost();
+        }
+        if !has_fault("upgrades-without-renewing") {
+            match self.renew() {
+                Some(true) => {}
+                Some(false) => return lost(),
+                None => return unreachable(),
+            }
+        }
+        let (sent_at, ttl) = (now_us(), (self.ttl / 1000).to_string());
+        let mut words = vec!["LOCK.ACQUIRE", &self.key, &self.owner, &ttl];
+        words.extend((!is_upgrade).then_some("SHARED"));
+        match self.ask(&words) {
+            Ok(Reply::Int(fence)) => {
+                self.granted_from(sent_at);
+                json!({"answer": "yes", "fence": fence, "remaining_us": self.remaining()})
+            }
+            Ok(_) => json!({"answer": "busy"}),
+            Err(_) => unreachable(),
+        }
     }
 
     fn ask(&self, words: &[&str]) -> Result<Reply, Silence> {
@@ -145,17 +201,10 @@ impl Lock {
             sleep(TICK);
             self.age.fetch_add(TICK, SeqCst);
             if self.remaining() == 0 {
-                return self.lost.store(true, SeqCst);
+                return self.lose("expired");
             }
-            if self.age.load(SeqCst) >= self.ttl / 3 {
-                let (sent_at, ttl) = (now_us(), (self.ttl / 1000).to_string());
-                match self.ask(&["LOCK.RENEW", &self.key, &self.owner, &ttl]) {
-                    Ok(Reply::Int(1)) => self.granted_from(sent_at),
-                    Ok(_) if !has_fault("renews-after-release") => {
-                        return self.lost.store(true, SeqCst);
-                    }
-                    _ => {}
-                }
+            if self.age.load(SeqCst) >= self.ttl / 3 && self.renew() == Some(false) {
+                return;
             }
         }
     }
@@ -204,6 +253,8 @@ impl Agent {
                 let lost = (remaining == 0).then_some("expired");
                 json!({"answer": "value", "remaining_us": remaining, "lost": lost})
             }
+            "upgrade" => lock().change(true),
+            "downgrade" => lock().change(false),
             "release" => {
                 let lock = lock();
                 lock.released.store(true, SeqCst);
@@ -237,6 +288,7 @@ impl Agent {
                 .into_iter()
                 .flatten(),
         );
+        words.extend((message["shared"] == true).then(|| "SHARED".to_owned()));
         let words: Vec<_> = words.iter().map(String::as_str).collect();
         let until = asked_at + wait.map_or(TRY, |wait| wait * 1000 + OVERTIME);
         let undo = ["LOCK.RELEASE", key, &owner];
@@ -252,7 +304,8 @@ impl Agent {
                         ends_at: AtomicU64::new(0),
                         age: AtomicU64::new(0),
                         released: AtomicBool::new(false),
-                        lost: AtomicBool::new(false),
+                        id,
+                        lost: Mutex::default(),
                     });
                     lock.granted_from(sent_at);
                     self.locks.lock().unwrap().insert(id, lock.clone());
