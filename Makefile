@@ -191,7 +191,7 @@ fuzz: build-needs ## throw bytes at the core's arguments and values for MINUTES 
 	$(call need,command -v g++,g++)
 	@$(FUZZ) --version >/dev/null 2>&1 || \
 		cargo install --quiet --locked --root $(TARGET)/tools --version 0.13.1 cargo-fuzz
-	for target in arguments values; do \
+	for target in arguments values lists; do \
 		mkdir -p $(TARGET)/fuzz/corpus/$$target && \
 		$(FUZZ) run --features run --fuzz-dir tests/fuzz --target-dir $(TARGET)/fuzz --sanitizer none $$target \
 			$(abspath $(TARGET))/fuzz/corpus/$$target -- -max_len=1200 \

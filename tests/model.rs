@@ -30,7 +30,8 @@ type Bytes = Vec<u8>;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Acquire(&'static str, Bytes, i64, Option<i64>),
+    /// Key, owner, ttl, limit, wait.
+    Acquire(&'static str, Bytes, i64, i64, Option<i64>),
     Renew(&'static str, Bytes, i64),
     Release(&'static str, Bytes),
     Info(&'static str),
@@ -61,8 +62,13 @@ impl Op {
     fn command(&self) -> Cmd {
         let mut command = Cmd::new();
         match self {
-            Op::Acquire(key, owner, ttl, wait) => {
+            Op::Acquire(key, owner, ttl, limit, wait) => {
                 command.arg("LOCK.ACQUIRE").arg(key).arg(owner).arg(ttl);
+                match limit {
+                    1 => {}
+                    1_000 => _ = command.arg("SHARED"),
+                    _ => _ = command.arg("LIMIT").arg(limit),
+                }
                 if let Some(wait) = wait {
                     command.arg("WAIT").arg(wait);
                 }
@@ -109,7 +115,7 @@ fn next_op(random: &mut Rng, values: &[Bytes], now_us: i64) -> Op {
         2 => vec![0xff; 512],
         3 if !values.is_empty() => pick(random, values),
         4 => b"x".to_vec(),
-        _ => pick(random, &[&b"alice"[..], b"bob"]).to_vec(),
+        _ => pick(random, &[&b"alice"[..], b"bob", b"carol"]).to_vec(),
     };
     // A value of ours may be too long for an owner; it is refused as such.
     let owner: Bytes = name.iter().copied().take(512).collect();
@@ -130,18 +136,23 @@ fn next_op(random: &mut Rng, values: &[Bytes], now_us: i64) -> Op {
             MAX + 1,
         ],
     );
-    let value = match random.usize(..4) {
+    let limit = pick(random, &[1, 1, 1, 2, 3, 1_000]);
+    let value = match random.usize(..6) {
         0 => lock_value(forged, &owner),
+        2 | 3 => forged_list(random, forged, &owner, now_us),
         1 => b"9".to_vec(),
         _ => name.clone(),
     };
     match random.usize(..40) {
-        0..8 => Op::Acquire(key, owner, ttl, pick(random, &[None, None, Some(0)])),
+        0..8 => {
+            let wait = pick(random, &[None, None, Some(0)]);
+            Op::Acquire(key, owner, ttl, limit, wait)
+        }
         8..13 => Op::Renew(key, owner, ttl),
         13..18 => Op::Release(key, owner),
         18 => Op::Info(key),
         // A wait of 1 ms in the middle of a pipeline: what follows must wait for it.
-        19 if random.usize(..20) == 0 => Op::Acquire(key, owner, ttl, Some(1)),
+        19 if random.usize(..20) == 0 => Op::Acquire(key, owner, ttl, limit, Some(1)),
         19 => wrong(random, key),
         20 => Op::Set(key, value),
         21 => Op::SetFor(key, value, ttl.min(1 << 40)),
@@ -165,8 +176,24 @@ fn next_op(random: &mut Rng, values: &[Bytes], now_us: i64) -> Op {
     }
 }
 
+/// A list of up to three, some of whose leases have ended; now and then a damaged one.
+fn forged_list(random: &mut Rng, fence: i64, owner: &[u8], now_us: i64) -> Bytes {
+    let record = |random: &mut Rng| Record {
+        fence: pick(random, &[fence, 1, 2, now_us]),
+        ends_at: pick(
+            random,
+            &[0, 1, now_us / 1000 - 1, now_us / 1000 + 5_000_000],
+        ),
+        limit: pick(random, &[2, 2, 3, 1_000, 1]),
+        weight: pick(random, &[1, 1, 1, 2, 0]),
+        owner: pick(random, &[owner, b"alice", b"bob"]).to_vec(),
+    };
+    let records: Vec<Record> = (0..random.usize(1..4)).map(|_| record(random)).collect();
+    list_value(&records)
+}
+
 fn wrong(random: &mut Rng, key: &str) -> Op {
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["LOCK.ACQUIRE", key, "", "1"], "BADOWNER"),
         (&["LOCK.ACQUIRE", key, "alice", "0"], "BADTTL"),
         (
@@ -175,6 +202,14 @@ fn wrong(random: &mut Rng, key: &str) -> Op {
         ),
         (&["LOCK.ACQUIRE", key, "alice", "1", "WAIT"], "BADOPTION"),
         (&["LOCK.ACQUIRE", key, "alice", "1", "NX"], "BADOPTION"),
+        (
+            &["LOCK.ACQUIRE", key, "alice", "1", "SHARED", "LIMIT", "2"],
+            "BADOPTION",
+        ),
+        (
+            &["LOCK.ACQUIRE", key, "alice", "1", "LIMIT", "1001"],
+            "BADLIMIT",
+        ),
         (
             &["LOCK.ACQUIRE", key, "alice", "1", "WAIT", "-1"],
             "BADTIMEOUT",
@@ -236,7 +271,75 @@ enum Expected {
     Code(&'static str),
     /// LOCK.INFO: owner, fence, deadline.
     Info(Bytes, Option<i64>, Option<i64>),
+    /// LOCK.INFO of a list: holders, deadline.
+    List(Vec<Record>, Option<i64>),
 }
+
+/// One of several holders.
+#[derive(Clone, Debug, PartialEq)]
+struct Record {
+    fence: i64,
+    /// Unix time in milliseconds.
+    ends_at: i64,
+    limit: i64,
+    weight: i64,
+    owner: Bytes,
+}
+
+/// A list of ours, by the manual.
+fn parse_list(value: &[u8]) -> Option<Vec<Record>> {
+    let mut rest = value.strip_prefix(b"+")?;
+    let mut records = vec![];
+    while !rest.is_empty() {
+        let mut field = |digits: usize, from: i64, to: i64| {
+            let (number, after) = (rest.get(..digits)?, rest.get(digits..)?);
+            rest = after.strip_prefix(b":")?;
+            let is_digits = number.iter().all(u8::is_ascii_digit);
+            let number: i64 = std::str::from_utf8(number).ok()?.parse().ok()?;
+            (is_digits && (from..=to).contains(&number)).then_some(number)
+        };
+        let fence = field(16, 1, MAX)?;
+        let ends_at = field(16, 0, i64::MAX)?;
+        let (limit, weight) = (field(4, 2, 1_000)?, field(4, 1, 1_000)?);
+        let length = field(3, 1, 512)? as usize;
+        let owner = rest.get(..length)?.to_vec();
+        rest = &rest[length..];
+        records.push(Record {
+            fence,
+            ends_at,
+            limit,
+            weight,
+            owner,
+        });
+    }
+    (1..=1_000).contains(&records.len()).then_some(records)
+}
+
+/// What a key with these holders has.
+fn list_value(records: &[Record]) -> Bytes {
+    let mut value = b"+".to_vec();
+    for record in records {
+        let (end, length) = (record.ends_at, record.owner.len());
+        let numbers = format!(
+            "{:016}:{end:016}:{:04}:{:04}:{length:03}:",
+            record.fence, record.limit, record.weight
+        );
+        value.extend_from_slice(numbers.as_bytes());
+        value.extend_from_slice(&record.owner);
+    }
+    value
+}
+
+/// The rule: whether nobody would have more company than it allows.
+fn admits(others: &[Record], limit: i64) -> bool {
+    let weight: i64 = others.iter().map(|record| record.weight).sum();
+    let limits = others.iter().map(|record| record.limit);
+    1 + weight <= limits.chain([limit]).min().unwrap()
+}
+
+/// What the server shows of the key of a command, after it: of this only the end of a new lease is taken,
+/// which must be where the model expects it.
+type Shown = (Option<Bytes>, i64);
 
 /// A value of ours, by the manual.
 fn parse(value: &[u8]) -> Option<(i64, &[u8])> {
@@ -246,6 +349,16 @@ fn parse(value: &[u8]) -> Option<(i64, &[u8])> {
         && (1..=512).contains(&owner.len());
     let fence = std::str::from_utf8(digits).ok()?.parse().ok()?;
     (is_ours && (1..=MAX).contains(&fence)).then_some((fence, owner))
+}
+
+impl Op {
+    /// The key of a command of ours.
+    fn key(&self) -> Option<&'static str> {
+        match self {
+            Op::Acquire(key, ..) | Op::Renew(key, ..) | Op::Release(key, _) => Some(key),
+            _ => None,
+        }
+    }
 }
 
 /// The server as the manual describes it.
@@ -306,6 +419,85 @@ impl Model {
         ends_at
     }
 
+    /// Gives the key to these holders, the newest of which ends somewhere in this range, where the server
+    /// shows it. The deadline that the key has then.
+    fn hold(
+        &mut self,
+        key: &'static str,
+        mut records: Vec<Record>,
+        newest: (&[u8], RangeInclusive<i64>),
+        shown: &Shown,
+    ) -> Deadline {
+        let (owner, range) = newest;
+        let alone = matches!(&records[..], [only] if only.limit == 1);
+        let shown_end = match alone {
+            true => shown.1,
+            false => {
+                let shown = shown.0.as_deref().and_then(parse_list).unwrap_or_default();
+                let of_owner = shown.iter().rfind(|record| record.owner == owner);
+                of_owner.map_or(0, |record| record.ends_at)
+            }
+        };
+        // A wrong end makes another value than the server has.
+        let end = shown_end.clamp(*range.start(), *range.end());
+        let of_owner = records.iter_mut().filter(|record| record.owner == owner);
+        of_owner.for_each(|record| record.ends_at = end);
+        let latest = records.iter().map(|record| record.ends_at).max();
+        let value = match &records[..] {
+            [only] if alone => lock_value(only.fence, &only.owner),
+            _ => list_value(&records),
+        };
+        self.put(key, value, exactly(latest))
+    }
+
+    /// The living holders of a list, and the highest of its fences that can be real.
+    fn list(&self, key: &str, when: When) -> Option<(Vec<Record>, Option<i64>)> {
+        let mut records = parse_list(self.text(key)?)?;
+        let fences = records.iter().map(|record| record.fence);
+        let highest = fences.filter(|fence| *fence <= when.0 + DAY_US).max();
+        records.retain(|record| record.ends_at >= when.1 / 1000);
+        Some((records, highest))
+    }
+
+    /// Whether any key has several holders.
+    fn has_several(&self, when: When) -> bool {
+        KEYS.iter().any(|key| {
+            self.list(key, when)
+                .is_some_and(|(living, _)| living.len() > 1)
+        })
+    }
+
+    /// LOCK.ACQUIRE where it is a new grant beside these, in place of what the owner had until `before`.
+    #[expect(clippy::too_many_arguments)]
+    fn grant(
+        &mut self,
+        (key, owner, ttl, limit): (&'static str, &[u8], i64, i64),
+        mut others: Vec<Record>,
+        before: Option<i64>,
+        replaced: Option<i64>,
+        when: When,
+        actual: &Reply,
+        shown: &Shown,
+    ) -> (Expected, Option<(&'static str, Deadline)>) {
+        let fence = self.next_fence(when, replaced);
+        let Ok(Value::Int(given)) = *actual else {
+            return (Expected::Between(fence), None);
+        };
+        others.push(Record {
+            fence: given,
+            ends_at: 0,
+            limit,
+            weight: 1,
+            owner: owner.to_vec(),
+        });
+        let end = later(before, after(when, ttl).unwrap()).unwrap();
+        let deadline = self.hold(key, others, (owner, end), shown);
+        if replaced.is_none() {
+            self.last = Some((given, given));
+        }
+        (Expected::Between(fence), Some((key, deadline)))
+    }
+
     /// Carries a command out: the reply, the key that changed, and the deadline that it has then. `actual`
     /// is the server's reply, from which nothing but the number of a new fence is taken.
     fn apply(
@@ -313,6 +505,7 @@ impl Model {
         op: &Op,
         when: When,
         actual: &Reply,
+        shown: &Shown,
     ) -> (Expected, Option<(&'static str, Deadline)>) {
         use Expected::{Between, Code, Exactly};
         let wrong_type = || (Exactly(Err(WRONGTYPE.into())), None);
@@ -325,28 +518,82 @@ impl Model {
             {
                 wrong_type()
             }
-            Op::Acquire(key, owner, ttl, _) => {
+            Op::Acquire(key, owner, ttl, limit, _) => {
+                let asked = (key, &owner[..], ttl, limit);
+                let new_end = after(when, ttl).unwrap();
+                let key_ends = self.ends_at(key);
+                if let Some((living, highest)) = self.list(key, when) {
+                    let own = living.iter().find(|record| record.owner == owner).cloned();
+                    let mut others = living.clone();
+                    others.retain(|record| record.owner != owner);
+                    let own_ends = own.as_ref().map(|own| own.ends_at);
+                    return match own {
+                        Some(own) if own.limit == limit => {
+                            let range = later(own_ends, new_end).unwrap();
+                            let lasts = own.ends_at >= *range.start()
+                                && key_ends.is_none_or(|end| end >= *range.start());
+                            // Within the millisecond both are right.
+                            let same = shown.0.as_ref() == self.text(key)
+                                && shown.1 == key_ends.unwrap_or(-1);
+                            let deadline = match lasts && same {
+                                true => exactly(key_ends),
+                                false => self.hold(key, living, (&owner, range), shown),
+                            };
+                            (Exactly(Ok(Value::Int(own.fence))), Some((key, deadline)))
+                        }
+                        _ if !admits(&others, limit) => same(NULL),
+                        _ => self.grant(asked, others, own_ends, highest, when, actual, shown),
+                    };
+                }
                 let value = self.text(key).cloned();
                 let ours = value.as_deref().and_then(parse);
-                let new_end = after(when, ttl).unwrap();
                 match (self.matches(key, &owner), ours) {
                     (Some(false), _) => same(NULL),
-                    (Some(true), Some((fence, holder))) if holder == owner => {
-                        let deadline = later(self.ends_at(key), new_end);
+                    (Some(true), Some((fence, holder))) if holder == owner && limit == 1 => {
+                        let deadline = later(key_ends, new_end);
                         (Exactly(Ok(Value::Int(fence))), Some((key, deadline)))
                     }
                     _ => {
-                        let fence = self.next_fence(when, ours.map(|(fence, _)| fence));
-                        let Ok(Value::Int(given)) = *actual else {
-                            return (Between(fence), None);
-                        };
-                        let deadline = later(self.ends_at(key), new_end);
-                        let deadline = self.put(key, lock_value(given, &owner), deadline);
-                        if ours.is_none() {
-                            self.last = Some((given, given));
-                        }
-                        (Between(fence), Some((key, deadline)))
+                        let replaced = ours.map(|(fence, _)| fence);
+                        self.grant(asked, vec![], key_ends, replaced, when, actual, shown)
                     }
+                }
+            }
+            Op::Renew(key, owner, ttl) if self.list(key, when).is_some() => {
+                let (living, _) = self.list(key, when).unwrap();
+                if living.is_empty() {
+                    return same(NULL);
+                }
+                if !living.iter().any(|record| record.owner == owner) {
+                    return same(NO);
+                }
+                let range = after(when, ttl).unwrap();
+                let deadline = self.hold(key, living, (&owner, range), shown);
+                (Exactly(YES), Some((key, deadline)))
+            }
+            Op::Release(key, owner) if self.list(key, when).is_some() => {
+                let (mut living, _) = self.list(key, when).unwrap();
+                let before = living.len();
+                living.retain(|record| record.owner != owner);
+                match living.last().map(|last| (last.owner.clone(), last.ends_at)) {
+                    None if before == 0 => same(NULL),
+                    _ if living.len() == before => same(NO),
+                    None => {
+                        self.keys.remove(key);
+                        (Exactly(YES), Some((key, None)))
+                    }
+                    Some(_) => {
+                        let latest = living.iter().map(|record| record.ends_at).max();
+                        let deadline = self.put(key, list_value(&living), exactly(latest));
+                        (Exactly(YES), Some((key, deadline)))
+                    }
+                }
+            }
+            Op::Info(key) if self.list(key, when).is_some() => {
+                let (living, _) = self.list(key, when).unwrap();
+                match living.is_empty() {
+                    true => same(NULL),
+                    false => (Expected::List(living, self.ends_at(key)), None),
                 }
             }
             Op::Renew(key, owner, ttl) => match self.matches(key, &owner) {
@@ -518,6 +765,59 @@ fn is_as_expected(actual: &Reply, expected: &Expected, when: When) -> bool {
         Expected::Code(code) => actual
             .as_ref()
             .is_err_and(|line| line.split(' ').next() == Some(code)),
+        Expected::List(holders, ends_at) => {
+            let Ok(Value::Array(fields)) = actual else {
+                return false;
+            };
+            let [
+                _,
+                _,
+                _,
+                _,
+                _,
+                _,
+                _,
+                ttl,
+                _,
+                _,
+                _,
+                _,
+                _,
+                limit,
+                _,
+                holding,
+                _,
+                listed,
+            ] = &fields[..]
+            else {
+                return false;
+            };
+            let within = |value: &Value, end: i64| {
+                let range = end - when.1 / 1000..=end - when.0 / 1000;
+                matches!(value, Value::Int(number) if range.contains(number))
+            };
+            let Value::Array(listed) = listed else {
+                return false;
+            };
+            let is_listed = |(holder, listed): (&Record, &Value)| {
+                let Value::Array(fields) = listed else {
+                    return false;
+                };
+                Ok(fields[1].clone()) == text(&holder.owner)
+                    && fields[3] == Value::Int(holder.fence)
+                    && within(&fields[7], holder.ends_at)
+                    && fields[9] == Value::Int(holder.limit)
+            };
+            let smallest = holders.iter().map(|holder| holder.limit).min();
+            *limit == Value::Int(smallest.unwrap())
+                && *holding == Value::Int(holders.len() as i64)
+                && listed.len() == holders.len()
+                && holders.iter().zip(listed).all(is_listed)
+                && match ends_at {
+                    None => *ttl == Value::Int(-1),
+                    Some(end) => within(ttl, *end),
+                }
+        }
         Expected::Info(owner, fence, ends_at) => {
             let Ok(Value::Array(fields)) = actual else {
                 return false;
@@ -589,7 +889,7 @@ fn compare(seed: u64, commands: usize) {
     let mut server = Server::start();
     let mut redis = server.connect();
     let (mut random, mut model) = (Rng::with_seed(seed), Model::default());
-    let mut granted = 0;
+    let (mut granted, mut shared) = (0, 0);
     for batch in 0..commands.div_ceil(BATCH) {
         let now = clock(&ask!(redis, "TIME").unwrap());
         let values: Vec<Bytes> = KEYS
@@ -610,7 +910,14 @@ fn compare(seed: u64, commands: usize) {
             start = when.1;
             let reply = testkit::reply(Ok(replies[0].clone()));
             let before = model.keys.clone();
-            let (expected, changed) = model.apply(op, when, &reply);
+            let shown = KEYS.iter().zip(replies[1..].chunks_exact(2));
+            let shown = shown.filter(|(key, _)| op.key() == Some(**key)).last();
+            let shown = shown.map_or((None, -2), |(_, seen)| {
+                let value = redis::from_redis_value(seen[0].clone()).ok();
+                (value, number(Ok(seen[1].clone())))
+            });
+            let (expected, changed) = model.apply(op, when, &reply, &shown);
+            shared += usize::from(model.has_several(when));
             granted += usize::from(matches!(expected, Expected::Between(_)));
             let wrong = |what: &str| -> ! {
                 panic!(
@@ -647,7 +954,8 @@ fn compare(seed: u64, commands: usize) {
             }
         }
     }
-    println!("{commands} commands, {granted} grants, no difference");
+    println!("{commands} commands, {granted} grants, {shared} times several held, no difference");
+    assert!(shared * 50 > commands, "only {shared} times several held");
     assert!(
         granted * 50 > commands,
         "only {granted} grants: a model of nothing"

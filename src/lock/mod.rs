@@ -231,6 +231,7 @@ enum Claim {
     Other,
 }
 
+#[inline]
 fn claim(value: &[u8], owner: Owner) -> Claim {
     match read(value) {
         Reading {

@@ -238,11 +238,14 @@ impl<Q: Default> Schedule<Q> {
             .collect();
         self.swept_to = keys.last().map(|(lock, _)| Rc::clone(lock));
         let backs_off = |key: &ContendedKey<Q>| key.back_off_until.is_some_and(|until| until > now);
-        due.extend(
-            keys.into_iter()
-                .filter(|(_, key)| !backs_off(key))
-                .map(|(lock, _)| Rc::clone(lock)),
-        );
+        // Once is enough, also for a key that has a poll of its own now: each lets in as many as one step may.
+        let polls = due.len();
+        for (lock, key) in keys {
+            let polled = due[..polls].iter().any(|poll| Rc::ptr_eq(poll, lock));
+            if !polled && !backs_off(key) {
+                due.push(Rc::clone(lock));
+            }
+        }
     }
 
     /// When [`Schedule::due`] has something next, which may be past; none if no key is contended.

@@ -16,6 +16,7 @@ pub fn lock_id(ctx: &Ctx, name: Text) -> LockId {
 }
 
 /// The key as the owner finds it.
+#[inline]
 pub fn find<'k>(ctx: &Ctx, key: &'k Key, owner: Owner) -> Found<'k> {
     match key.kind() {
         Kind::Empty => Found::Nobody,
@@ -54,6 +55,7 @@ pub fn seen(key: &Key) -> Option<Seen> {
 }
 
 /// The value of a string; none for anything else. Changes its encoding, but not how long it has been idle.
+#[inline]
 pub fn value<'k>(ctx: &Ctx, key: &'k Key) -> Option<&'k [u8]> {
     if key.may_be_packed() && has(ctx, Quirk::UnpackingIsAUse) {
         key.value_keeping_idle_time()

@@ -117,9 +117,17 @@ impl Holders {
     }
 
     /// Reads a list, without those who have ended by now; none if the value is no list from end to end.
+    // Inlined as far as it concerns exclusive locks.
+    #[inline]
     pub fn read(value: &[u8], now: UnixUs) -> Option<Holders> {
-        let mut rest = value.strip_prefix(&[MARK])?;
-        if !(SHORTEST..=LONGEST).contains(&value.len()) {
+        match value {
+            [MARK, records @ ..] => Holders::read_records(records, now),
+            _ => None,
+        }
+    }
+
+    fn read_records(mut rest: &[u8], now: UnixUs) -> Option<Holders> {
+        if !(SHORTEST..=LONGEST).contains(&(1 + rest.len())) {
             return None;
         }
         let mut holders = Holders::default();

@@ -95,10 +95,15 @@ fn admit(state: &mut State, lock: &LockId, owner: Owner) -> Result<bool, Reply> 
 
 /// A key that is free or has room is for those who wait for it before it is for a newcomer. Returns the key, and
 /// whether somebody still waits for it; false for one with an exclusive holder, which is nobody else's anyhow.
+#[inline]
 pub fn serve_before<'c>(ctx: &'c Ctx, name: Text<'c>, key: Key<'c>) -> (Key<'c>, bool) {
-    if nobody_waits(ctx) || faults::only_the_cron_wakes() {
-        return (key, false);
+    match nobody_waits(ctx) || faults::only_the_cron_wakes() {
+        true => (key, false),
+        false => serve_if_room(ctx, name, key),
     }
+}
+
+fn serve_if_room<'c>(ctx: &'c Ctx, name: Text<'c>, key: Key<'c>) -> (Key<'c>, bool) {
     let now = clocks();
     let Some(holders) = keys::holders(ctx, &key, now.wall) else {
         return (key, false);
@@ -118,6 +123,7 @@ pub fn serve_before<'c>(ctx: &'c Ctx, name: Text<'c>, key: Key<'c>) -> (Key<'c>,
 }
 
 /// Carries out what a command decided, which the server has checked: nothing can fail.
+#[inline]
 pub fn carry_out(ctx: &Ctx, name: Text, key: Key, effect: Effect) {
     match effect {
         Effect::Nothing => {}

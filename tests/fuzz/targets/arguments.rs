@@ -26,13 +26,25 @@ fn is_owner(arg: &[u8]) -> bool {
     !arg.is_empty() && arg.len() <= 512
 }
 
-/// What LOCK.ACQUIRE says to these options: the timeout, or that they are wrong.
-fn options(args: &[&[u8]]) -> Option<u64> {
-    match args {
-        [] => Some(0),
-        [word, timeout] if word.eq_ignore_ascii_case(b"wait") => milliseconds(timeout),
-        _ => None,
+/// What LOCK.ACQUIRE says to these options: timeout and limit, or that they are wrong.
+fn options(args: &[&[u8]]) -> Option<(u64, u64)> {
+    let (mut timeout, mut limit) = (None, None);
+    let mut args = args.iter();
+    while let Some(option) = args.next() {
+        let (slot, value) = match option.to_ascii_lowercase().as_slice() {
+            b"wait" => (&mut timeout, milliseconds(args.next()?)?),
+            b"limit" => (&mut limit, milliseconds(args.next()?)?),
+            b"shared" => (&mut limit, 1_000),
+            _ => return None,
+        };
+        if slot.replace(value).is_some() {
+            return None;
+        }
     }
+    let limit = limit.unwrap_or(1);
+    (1..=1_000)
+        .contains(&limit)
+        .then_some((timeout.unwrap_or(0), limit))
 }
 
 /// A refusal is a sentence, and a count is refused only when it is wrong.
@@ -57,12 +69,13 @@ fuzz_target!(|input: &[u8]| {
         .and_then(|arg| milliseconds(arg))
         .filter(|ms| *ms > 0);
 
-    let timeout = options(args.get(2..).unwrap_or(&[]));
-    match (request::acquire(each()), owner.zip(ttl).zip(timeout)) {
-        (Ok(request), Some(((owner, ttl), wait_ms))) => {
-            assert_eq!(request.owner.bytes(), owner);
-            let waits_ms = request.wait.map_or(0, |wait| wait.ms());
-            assert_eq!((request.ttl.ms(), waits_ms), (ttl, wait_ms));
+    let options = options(args.get(2..).unwrap_or(&[]));
+    match (request::acquire(each()), owner.zip(ttl).zip(options)) {
+        (Ok(request), Some(((owner, ttl), (wait_ms, limit)))) => {
+            let lease = request.lease;
+            assert_eq!((lease.owner.bytes(), lease.ttl.ms()), (owner, ttl));
+            assert_eq!(u64::from(lease.limit.number()), limit);
+            assert_eq!(request.wait.map_or(0, |wait| wait.ms()), wait_ms);
         }
         (Err(refusal), None) => assert_refusal(refusal, args.len() < 2),
         (answer, expected) => panic!("{answer:?}, not {expected:?}"),

@@ -1,10 +1,12 @@
 //! The value parser and what the commands decide on it: whatever a key holds and whoever asks, only
-//! who matches gets an effect, and every reply is well formed.
+//! who matches gets an effect, and every reply is well formed. Lists of several holders: `lists`.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use lockkeeper_fuzz::lock::{self, Decision, Effect, Fences, Found, Lease, Outcome, Owner};
+use lockkeeper_fuzz::lock::{
+    self, Decision, Effect, Fences, Found, Holders, LeaseRequest, Limit, Outcome, Owner, Value,
+};
 use lockkeeper_fuzz::time::{MAX_INTEGER, Ttl, UnixMs, UnixUs};
 use lockkeeper_fuzz::{assert_well_formed, cut};
 
@@ -49,15 +51,26 @@ fuzz_target!(|input: &[u8]| {
     let Some((owner, ttl)) = Owner::new(name).zip(Ttl::from_ms(ttl)) else {
         return;
     };
+    if Holders::read(value, now).is_some() {
+        return;
+    }
     let matches = name == reading.owner || name == value;
     assert!(owner.may_hold(value.len()) || !matches);
 
     let mut fences = Fences::starting(now);
     let highest = fences.next(now, None);
     let found = Found::Value(value);
-    let acquired = lock::acquire(found, before, owner, ttl, now, &mut fences);
+    let limit = Limit::EXCLUSIVE;
+    let request = LeaseRequest { owner, ttl, limit };
+    let acquired = lock::acquire(found, before, request, true, now, &mut fences);
     let renewed = lock::renew(found, owner, ttl, now);
-    let released = lock::release(found, owner);
+    let released = lock::release(found, owner, now);
+    let shared = LeaseRequest {
+        limit: Limit::SHARED,
+        ..request
+    };
+    let admitted = lock::acquire(found, before, shared, true, now, &mut fences);
+    assert_eq!(matches!(admitted.outcome, Outcome::Acquired(_)), matches);
     if !matches {
         let refusal = |outcome| Decision {
             outcome,
@@ -69,33 +82,26 @@ fuzz_target!(|input: &[u8]| {
     } else {
         let ends_at = now.plus(ttl);
         assert_eq!(renewed.effect, Effect::Expire { ends_at });
-        let replaced = reading.fence;
-        assert_eq!(released.effect, Effect::Delete { replaced });
-        let Outcome::Acquired(fence) = acquired.outcome else {
-            panic!("{acquired:?}");
-        };
+        let nobody = Holders::none_after(reading.fence);
+        assert_eq!(released.effect, Effect::Hold(nobody));
         let longest = before.map_or(ends_at, |before| before.max(ends_at));
-        match acquired.effect {
-            Effect::Nothing => assert_eq!(before, Some(longest)),
-            Effect::Expire { ends_at } => assert_eq!(ends_at, longest),
-            Effect::Set(lease) => {
-                let ends_at = longest;
-                assert_eq!(
-                    lease,
-                    Lease {
-                        owner,
-                        fence,
-                        ends_at
-                    }
-                );
+        match (acquired.outcome, acquired.effect.clone()) {
+            (Outcome::Confirmed(fence), Effect::Nothing) => {
+                assert_eq!((Some(fence), before), (reading.fence, Some(longest)));
+            }
+            (Outcome::Confirmed(fence), Effect::Expire { ends_at }) => {
+                assert_eq!((Some(fence), ends_at), (reading.fence, longest));
+            }
+            (Outcome::Acquired(fence), Effect::Set(Value { bytes, ends_at })) => {
+                assert_eq!(bytes, lock::write(fence, owner));
+                assert_eq!(ends_at, longest);
                 assert!(fence > highest || fence.number() == MAX_INTEGER);
                 // What was granted is read back, and asked for again it is the same.
-                let granted = lease.value();
-                let again =
-                    lock::acquire(Found::Value(&granted), None, owner, ttl, now, &mut fences);
-                assert_eq!(again.outcome, acquired.outcome);
+                let found = Found::Value(&bytes);
+                let again = lock::acquire(found, None, request, true, now, &mut fences);
+                assert_eq!(again.outcome, Outcome::Confirmed(fence));
             }
-            Effect::Delete { .. } => panic!("ACQUIRE deletes nothing"),
+            other => panic!("{other:?}"),
         }
     }
     for decision in [acquired, renewed, released] {

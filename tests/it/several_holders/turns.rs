@@ -212,7 +212,9 @@ fn a_key_that_others_delete_is_given_to_all_who_may_share_it() {
     hold(&mut redis, "k");
     let mut readers = ["a", "b", "c"].map(|owner| wait_for(&server, owner, "SHARED"));
     assert_eq!(run(&mut redis, "DEL k"), YES);
-    readers.each_mut().map(|reader| fence(reader.reply()));
+    for reader in &mut readers {
+        fence(reader.reply());
+    }
     assert_eq!(holders(&mut redis, "k"), ["a", "b", "c"]);
     assert_eq!(gauge(&mut redis, "grants_by_deletion_total"), 3);
 }
