@@ -537,6 +537,29 @@ def test_no_change_is_sent_behind_a_renewal_that_may_be_refused(server, proxy):
     assert server.calls()["lock.acquire"] == 1, "it was granted anew"
 
 
+@pytest.mark.parametrize("settings", [{}, {"limit": 2}], ids=["alone", "limit"])
+@pytest.mark.parametrize(
+    "commands", [["+@all"], ["+lock.acquire", "+lock.renew", "+lock.release"]], ids=["info", "renew"]
+)
+def test_a_grant_that_went_unheard_is_found_while_it_waits(server, proxy, face, settings, commands):
+    server.client().acl_setuser("locker", reset=True, enabled=True, passwords=["+x"], keys=["*"], commands=commands)
+    face = face(proxy.port, username="locker", password="x")
+    held, lock = Lock(server.client(), "book"), face.lock("book", timeout=9, **settings)
+    held.acquire()
+    # On the connection of the wait nothing is answered.
+    proxy.stuck.add(None)
+    proxy.replies.clear()
+    proxy.when = b"WAIT", lambda: proxy.stuck.add(proxy.pairs[-1][1])
+    thread, result = in_background(face.run, lock.acquire)
+    eventually(lambda: held.info().waiters == 1)
+    held.release()
+    (granted,) = held.info().holders
+    thread.join(20)
+    assert result == [True]
+    assert lock.fence == granted.fence
+    face.run(lock.release)
+
+
 def test_a_release_does_not_overtake_a_change(server, proxy, face):
     face = face(proxy.port)
     lock = face.lock("book")

@@ -129,10 +129,10 @@ def test_who_may_be_among_those_not_listed_is_not_said_to_be_unknown():
         fields += [b"queue", [[b"owner", b"bea", b"waited-ms", 3]], b"limit", 9, b"holding", holding]
         return read_info([*fields, b"holders", [holder]])
 
-    read = info(1, 1)
-    assert [read.names(owner) for owner in (b"ada", b"bea", b"eve")] == [True, True, False]
-    assert info(2, 1).names(b"eve")
-    assert info(1, 2).names(b"eve")
+    assert info(1, 1).may_queue(b"bea")
+    assert not info(1, 1).may_queue(b"eve")
+    assert info(2, 1).may_queue(b"eve")
+    assert info(1, 2).may_queue(b"eve")
 
 
 def test_an_owner_that_others_may_hold_it_with_can_be_passed_on(client):

@@ -14,7 +14,7 @@ from . import replies
 from .clock import now
 from .connections import Node, Place, end, read, send
 from .errors import BROKEN, REPLIED, RefusedError, UnreachableError, is_elsewhere
-from .lease import LONGEST_ATTEMPT, SECOND
+from .lease import LONGEST_ATTEMPT, SECOND, Answer
 from .replies import Command, Key
 from .watchdog import watchdog_of
 
@@ -139,9 +139,12 @@ def wait(
 
 def _probe(place: Place, key: Key, renew: Command, until: int) -> Steps[None]:
     """Behind the same address there may be another server by now, which knows nothing of a wait."""
+    granted = UnreachableError("its grant went unheard: the same owner is to ask again")
     if place.info_refused:
         # A renewal of what is not held yet changes nothing, and is what a user may do who may not look.
-        yield from ask(place, key, renew, until)
+        reply, _ = yield from ask(place, key, renew, until)
+        if replies.read_answer(reply) is Answer.YES:
+            raise granted
         return
     try:
         reply, _ = yield from ask(place, key, replies.info(key), until)
@@ -151,7 +154,9 @@ def _probe(place: Place, key: Key, renew: Command, until: int) -> Steps[None]:
         place.info_refused = True
         return
     info = replies.read_info(reply)
-    if info is None or not info.names(renew[2]):
+    if info is not None and renew[2] in [each.owner for each in info.holders]:
+        raise granted
+    if info is None or not info.may_queue(renew[2]):
         raise UnreachableError(f"who answers for {place.route(key)[0]} knows nothing of the wait")
 
 

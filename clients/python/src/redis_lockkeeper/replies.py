@@ -116,11 +116,10 @@ class Info(NamedTuple):
     #: The first 100 of those who hold it, in order of their grants.
     holders: list[Holder]
 
-    def names(self, owner: bytes) -> bool:
-        """Whether the owner holds it or waits, or may be among those who are not listed."""
-        if self.holding > len(self.holders) or self.waiters > len(self.queue):
-            return True
-        return owner in [each.owner for each in self.holders] + [each.owner for each in self.queue]
+    def may_queue(self, owner: bytes) -> bool:
+        """Whether the owner waits, or may be among those who wait or hold it and are not listed."""
+        cut = self.holding > len(self.holders) or self.waiters > len(self.queue)
+        return cut or owner in [each.owner for each in self.queue]
 
 
 def read_info(reply: Any) -> Optional[Info]:
