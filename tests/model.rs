@@ -334,7 +334,7 @@ fn list_value(records: &[Record]) -> Bytes {
 fn admits(others: &[Record], limit: i64) -> bool {
     let weight: i64 = others.iter().map(|record| record.weight).sum();
     let limits = others.iter().map(|record| record.limit);
-    1 + weight <= limits.chain([limit]).min().unwrap()
+    weight < limits.chain([limit]).min().unwrap()
 }
 
 /// What the server shows of the key of a command, after it: of this only the end of a new lease is taken,
@@ -507,7 +507,7 @@ impl Model {
         actual: &Reply,
         shown: &Shown,
     ) -> (Expected, Option<(&'static str, Deadline)>) {
-        use Expected::{Between, Code, Exactly};
+        use Expected::{Code, Exactly};
         let wrong_type = || (Exactly(Err(WRONGTYPE.into())), None);
         let same = |reply| (Exactly(reply), None);
         let count = |number: usize| Ok(Value::Int(number as i64));
@@ -911,8 +911,8 @@ fn compare(seed: u64, commands: usize) {
             let reply = testkit::reply(Ok(replies[0].clone()));
             let before = model.keys.clone();
             let shown = KEYS.iter().zip(replies[1..].chunks_exact(2));
-            let shown = shown.filter(|(key, _)| op.key() == Some(**key)).last();
-            let shown = shown.map_or((None, -2), |(_, seen)| {
+            let mut shown = shown.filter(|(key, _)| op.key() == Some(**key));
+            let shown = shown.next().map_or((None, -2), |(_, seen)| {
                 let value = redis::from_redis_value(seen[0].clone()).ok();
                 (value, number(Ok(seen[1].clone())))
             });

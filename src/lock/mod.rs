@@ -3,8 +3,8 @@
 //! Pure: std only, no clock, no I/O, no Redis. The server's clock comes in as `now`, the key as a
 //! [`Found`]; what is to be done goes out as a [`Decision`], which the shell carries out.
 //!
-//! - here: one holder, and the commands
-//! - [`holders`]: several
+//! - here: one holder, and what the commands do
+//! - [`holders`]: several of them
 
 mod holders;
 

@@ -1333,6 +1333,19 @@ fn a_poll_reads_a_key_again_once_it_shows_something_else_or_a_lease_has_ended() 
 }
 
 #[test]
+fn a_key_to_be_looked_at_at_once_is_not_put_off_by_its_next_end() {
+    let (mut queue, lock) = (one_waits(), lock_id(0));
+    let owner = Owner::new(b"o").unwrap();
+    let mut request = wants(owner, START.mono.plus_ms(WAITS_MS[1]), 2);
+    request.lease.limit = Limit::SHARED;
+    assert_eq!(queue.join(&lock, request, START.mono), Some(1));
+    let ends_at = Some(UnixMs(START.wall.ms().0 + 5));
+    queue.held(&lock, None, ends_at, START);
+    let tasks = queue.due(START.mono, true);
+    assert_eq!(tasks, [Task::Poll(Rc::new(lock))]);
+}
+
+#[test]
 fn a_key_that_may_not_be_written_is_not_polled_for_a_while() {
     let mut queue = one_waits();
     let turn = serve(&mut queue);

@@ -17,7 +17,7 @@ pub enum Reply {
     Error(String),
     /// Redis' own words for a wrong number of arguments.
     WrongCount,
-    Info(Info),
+    Info(Box<Info>),
 }
 
 /// The reply of LOCK.INFO.

@@ -231,7 +231,7 @@ impl Handler for InfoCommand {
         if info.ttl_ms == NOBODY && info.waiters == 0 {
             return Ok(Some(Reply::Null));
         }
-        Ok(Some(Reply::Info(info)))
+        Ok(Some(Reply::Info(Box::new(info))))
     }
 }
 
