@@ -409,11 +409,11 @@ def test_a_lock_counts_only_what_enough_replicas_have(own_server, face):
         lock = face.lock("book", timeout=1, min_replicas=1)
         assert face.run(lock.acquire, blocking_timeout=20)
         time.sleep(1.5)
-        assert face.run(lock.downgrade)
-        assert face.run(lock.upgrade)
         lock.check()
         other = face.lock("pen", min_replicas=1)
         assert face.run(other.acquire)
+        assert face.run(other.downgrade)
+        assert face.run(other.upgrade)
         replica.kill()
         changed = other.local.tenure.entry.regrant(1000)
         with pytest.raises(exceptions.ResponseError, match="NOREPLICAS"):
@@ -542,8 +542,8 @@ def test_no_change_is_sent_behind_a_renewal_that_may_be_refused(server, proxy):
     "commands", [["+@all"], ["+lock.acquire", "+lock.renew", "+lock.release"]], ids=["info", "renew"]
 )
 def test_a_grant_that_went_unheard_is_found_while_it_waits(server, proxy, face, settings, commands):
-    server.client().acl_setuser("locker", reset=True, enabled=True, passwords=["+x"], keys=["*"], commands=commands)
-    face = face(proxy.port, username="locker", password="x")
+    server.client().acl_setuser("waiting", reset=True, enabled=True, passwords=["+x"], keys=["*"], commands=commands)
+    face = face(proxy.port, username="waiting", password="x")
     held, lock = Lock(server.client(), "book"), face.lock("book", timeout=9, **settings)
     held.acquire()
     # On the connection of the wait nothing is answered.

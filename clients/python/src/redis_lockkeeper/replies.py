@@ -27,7 +27,7 @@ def acquire(key: Key, owner: bytes, ttl: int, limit: int, wait: Optional[int] = 
     if wait is not None:
         command += ("WAIT", _ms(wait + MILLISECOND - 1))
     if limit == EXCLUSIVE:
-        # Which a module of before there were limits understands.
+        # A module without limits understands that.
         return command
     return (*command, "SHARED") if limit == SHARED else (*command, "LIMIT", limit)
 
@@ -130,7 +130,7 @@ def read_info(reply: Any) -> Optional[Info]:
         fields = _fields(reply)
         queue = [_fields(waiter) for waiter in fields["queue"]]
         several = [_fields(each) for each in fields.get("holders", ())]
-        # Of an exclusive lock it tells as of its holder, who is the only one.
+        # An exclusive lock has one holder, of whom the same fields tell.
         holders = [_holder(each) for each in several or [fields] * (fields["owner"] is not None)]
         return Info(
             owner=fields["owner"],
@@ -148,8 +148,8 @@ def read_info(reply: Any) -> Optional[Info]:
 
 
 def _holder(fields: dict[str, Any]) -> Holder:
-    ends = _seconds(fields["held-ms"]), _seconds(fields["ttl-ms"])
-    return Holder(fields["owner"], fields["fence"], *ends, fields.get("limit", EXCLUSIVE))
+    times = _seconds(fields["held-ms"]), _seconds(fields["ttl-ms"])
+    return Holder(fields["owner"], fields["fence"], *times, fields.get("limit", EXCLUSIVE))
 
 
 def _fields(reply: Any) -> dict[str, Any]:
