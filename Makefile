@@ -144,7 +144,7 @@ chaos-planted: build conformance-needs $(if $(SERVER),,server-needs) ## see both
 # `tests/servers/fetch valkey-9.1` has fetched one.
 NATIVE := target/servers/valkey-9.1/redis-server
 
-bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(addprefix $(TARGET)/bench/,$(sort $(patsubst redislock,go_locks,$(PEERS:redsync=go_locks)))) ## measure against what people use (10 min); QUICK=1, ONLY='uncontended renew', PEERS='redlock redislock redsync'
+bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(addprefix $(TARGET)/bench/,$(sort $(patsubst redislock,go_locks,$(PEERS:redsync=go_locks)))) ## measure against what people use (10 min); QUICK=1, ONLY='uncontended renew', PEERS='redlock redis-semaphore redislock redsync'
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench -p lockkeeper-benches --bench suite -- $(ONLY)
 	$(if $(SERVER)$(ONLY),,$(if $(wildcard $(NATIVE)), \
 		LOCKKEEPER_TEST_SERVER='$(abspath $(NATIVE))' cargo bench -p lockkeeper-benches --bench suite -- uncontended renew))
@@ -163,6 +163,10 @@ $(TARGET)/bench/python/ready: benches/peers/requirements.txt $(wildcard clients/
 $(TARGET)/bench/redlock:
 	$(call need,command -v npm,npm)
 	npm install --silent --prefix $@ redlock@5.0.0-beta.2 ioredis@5
+
+$(TARGET)/bench/redis-semaphore:
+	$(call need,command -v npm,npm)
+	npm install --silent --prefix $@ redis-semaphore@5.8.0 ioredis@5
 
 $(TARGET)/bench/go_locks: $(wildcard benches/peers/go/*) $(wildcard clients/go/*.go)
 	$(call need,command -v go,golang-go)

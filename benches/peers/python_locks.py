@@ -4,6 +4,8 @@
     python_locks.py VARIANT URL CLIENTS HOLD PAUSE LENGTH processes    or processes
     python_locks.py VARIANT URL pairs PAIRS                            acquire and release of a free lock
     python_locks.py VARIANT URL kept LOCKS SECONDS                     so many locks are held for so long
+    python_locks.py VARIANT URL killed TTL SECONDS                     all places are held by who is killed: how many
+                                                                       are free so long after, and the last when
 
 Each client has a connection of its own; times are in seconds.
 """
@@ -14,8 +16,10 @@ import multiprocessing
 import os
 import random
 import sys
+import signal
 import threading
 import time
+import uuid
 
 import redis
 import redis.asyncio
@@ -25,6 +29,9 @@ import redis_lockkeeper
 import redis_lockkeeper.asyncio
 
 TTL = 30
+
+# How many a semaphore lets in at once.
+PLACES = 4
 
 
 class RedisPy:
@@ -78,6 +85,64 @@ def helper_asyncio(url):
     return redis_lockkeeper.asyncio.Lock(redis.asyncio.Redis.from_url(url), "lock", timeout=TTL)
 
 
+class PlaceOfHelper(RedisPy):
+    def __init__(self, url, ttl=TTL):
+        self.lock = redis_lockkeeper.Lock(redis.Redis.from_url(url), "lock", timeout=ttl, limit=PLACES)
+
+
+class PlaceByCommands:
+    def __init__(self, url, ttl=TTL):
+        self.client, self.owner, self.ttl = redis.Redis.from_url(url, socket_timeout=None), str(uuid.uuid4()), ttl
+
+    def acquire(self):
+        words = "LOCK.ACQUIRE", "lock", self.owner, int(self.ttl * 1000), "WAIT", 3600000, "LIMIT", PLACES
+        while not self.client.execute_command(*words):
+            pass
+
+    def release(self):
+        self.client.execute_command("LOCK.RELEASE", "lock", self.owner)
+
+
+class PlaceInSortedSet:
+    """As textbooks have it: whose lease has ended is dropped, and who finds room goes in; else asks again later."""
+
+    ACQUIRE = """
+        local time = redis.call('TIME')
+        local now = time[1] * 1000 + math.floor(time[2] / 1000)
+        redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+        if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[3]) then return 0 end
+        redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
+        redis.call('PEXPIRE', KEYS[1], ARGV[2])
+        return 1"""
+
+    def __init__(self, url, ttl=TTL, sleep=0.1):
+        self.client, self.ttl, self.sleep = redis.Redis.from_url(url, socket_timeout=None), ttl, sleep
+        self.script, self.owner = self.client.register_script(self.ACQUIRE), str(uuid.uuid4())
+
+    def acquire(self):
+        while not self.script(keys=["lock"], args=[self.owner, int(self.ttl * 1000), PLACES]):
+            time.sleep(self.sleep)
+
+    def release(self):
+        self.client.zrem("lock", self.owner)
+
+
+class PlaceByToken:
+    """A list of tokens: whoever comes first fills it; BLPOP waits in line, and nothing ends with its holder."""
+
+    FILL = "if redis.call('SET', KEYS[1], 1, 'NX') then redis.call('RPUSH', KEYS[2], unpack(ARGV)) end"
+
+    def __init__(self, url, ttl=TTL):
+        self.client = redis.Redis.from_url(url, socket_timeout=None)
+        self.client.eval(self.FILL, 2, "filled", "tokens", *range(PLACES))
+
+    def acquire(self):
+        _, self.token = self.client.blpop("tokens")
+
+    def release(self):
+        self.client.rpush("tokens", self.token)
+
+
 VARIANTS = {
     "redis-py": RedisPy,
     "redis-py-5ms": lambda url: RedisPy(url, 0.005),
@@ -86,6 +151,11 @@ VARIANTS = {
     "commands": Commands,
     "helper": Helper,
     "helper-asyncio": helper_asyncio,
+    "place-of-helper": PlaceOfHelper,
+    "place-by-commands": PlaceByCommands,
+    "place-in-sorted-set": PlaceInSortedSet,
+    "place-in-sorted-set-10ms": lambda url, ttl=TTL: PlaceInSortedSet(url, ttl, 0.01),
+    "place-by-token": PlaceByToken,
 }
 
 
@@ -207,8 +277,36 @@ def kept(_, url, count, seconds):
     return {"client": 100 * spent[1] / spent[0], "server": 100 * spent[2] / spent[0], "acquired": took}
 
 
+def killed(make, url, ttl, seconds):
+    ttl, context = float(ttl), multiprocessing.get_context("fork")
+    held = context.Event()
+
+    def hold():
+        places = [make(url, ttl) for _ in range(PLACES)]
+        for place in places:
+            place.acquire()
+        held.set()
+        signal.pause()
+
+    holder = context.Process(target=hold, daemon=True)
+    holder.start()
+    held.wait()
+    holder.kill()
+    holder.join()
+    start, took = time.monotonic(), []
+
+    def take():
+        make(url, TTL).acquire()
+        took.append(time.monotonic() - start)
+
+    for _ in range(PLACES):
+        threading.Thread(target=take, daemon=True).start()
+    time.sleep(float(seconds))
+    return {"free": len(took), "last": max(took, default=None)}
+
+
 variant, url, *words = sys.argv[1:]
-modes = {"pairs": pairs, "kept": kept}
+modes = {"pairs": pairs, "kept": kept, "killed": killed}
 mode = modes[words.pop(0)] if words[0] in modes else turns
 print(json.dumps(mode(VARIANTS[variant], url, *words)))
 sys.stdout.flush()

@@ -32,6 +32,7 @@ mod plot;
 mod python;
 mod renew;
 mod report;
+mod semaphore;
 mod sequence;
 mod uncontended;
 mod watchdog;
@@ -45,6 +46,7 @@ const QUESTIONS: &[Question] = &[
     ("renew", renew::ask),
     ("handover", handover::ask),
     ("contention", contention::ask),
+    ("semaphore", semaphore::ask),
     ("expiry", expiry::ask),
     ("lateness", lateness::ask),
     ("crowd", crowd::ask),

@@ -2,8 +2,8 @@
 //!
 //! Such a program gets the server's URL and the plan, and prints what its clients did as JSON:
 //! `[{"turns": [[asked, granted, releasing], …], "waiting_since": null}, …]` in seconds since the
-//! start. `make bench` installs what the two in Python need; `PEERS='redlock redislock redsync'` adds node-redlock,
-//! which needs node and npm, and bsm/redislock and redsync, which need Go. Not here: Redisson, since Maven Central
+//! start. `make bench` installs what those in Python need; `PEERS='redlock redis-semaphore redislock redsync'` adds
+//! node-redlock and redis-semaphore, which need node and npm, and bsm/redislock and redsync, which need Go. Not here: Redisson, since Maven Central
 //! could not be reached from where this was written; a program like the others and a line in `peers` is all it needs.
 
 use std::path::{Path, PathBuf};
@@ -32,6 +32,8 @@ fn program(file: &str) -> PathBuf {
 pub struct Program {
     words: Vec<PathBuf>,
     after: Option<&'static str>,
+    /// Where Node finds its libraries; else it looks beside the program.
+    modules: &'static str,
 }
 
 impl Program {
@@ -39,10 +41,11 @@ impl Program {
         Program {
             words: words.into(),
             after: None,
+            modules: "redlock",
         }
     }
 
-    fn python() -> Program {
+    pub fn python() -> Program {
         Program::of([installed("python/bin/python"), program("python_locks.py")])
     }
 
@@ -53,14 +56,24 @@ impl Program {
         }
     }
 
+    /// If it is among the peers.
+    pub fn redis_semaphore() -> Option<Program> {
+        let program = || Program {
+            modules: "redis-semaphore",
+            ..Program::of(["node".into(), program("semaphore.cjs")])
+        };
+        wanted("redis-semaphore").then(program)
+    }
+
     /// If one of its libraries is among the peers.
     pub fn go() -> Option<Program> {
         let wanted = wanted("redislock") || wanted("redsync");
         wanted.then(|| Program::of([installed("go_locks")]))
     }
 
+    /// Whether it was installed; Node, by the user.
     pub fn is_here(&self) -> bool {
-        self.words[0].exists()
+        self.words[0].is_relative() || self.words[0].exists()
     }
 
     /// What it prints for this variant and these words.
@@ -71,8 +84,7 @@ impl Program {
             .args(words)
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
-            // For node, which else looks beside the program.
-            .env("NODE_PATH", installed("redlock/node_modules"))
+            .env("NODE_PATH", installed(self.modules).join("node_modules"))
             .output()
             .unwrap();
         assert!(output.status.success(), "{variant} failed");
