@@ -83,7 +83,7 @@ fn blocking_code_upgrades_and_downgrades_too() {
     assert!(is_held(reader().unwrap()));
 }
 
-/// Renewals every 30 ms at most, changes without a pause, and somebody who wants a place in between.
+/// Renewals 10 ms after each other, changes without a pause, and readers who ask in between.
 #[tokio::test]
 async fn changes_and_renewals_do_not_get_in_each_others_way() {
     let server = Server::start();
