@@ -119,12 +119,11 @@ pub fn a_module_that_is_replaced_costs_no_lock(kind: &Kind) {
     let mut redis = server.connect();
     let held = agent.open(&server).hold("book", 3000);
     assert_eq!(ask!(redis, "MODULE", "UNLOAD", "lockkeeper"), OK);
-    let renewed = held.renew();
-    assert_eq!(renewed, "error: refused");
-    assert!(
-        renewed.text("text").contains("unknown command"),
-        "{renewed:?}"
-    );
+    // The first question may meet the connection that unloading has closed.
+    eventually("the commands are unknown", || {
+        let renewed = held.renew();
+        renewed == "error: refused" && renewed.text("text").contains("unknown command")
+    });
     assert_eq!(held.lost_now(), None);
     let module = testkit::module().display().to_string();
     assert_eq!(ask!(redis, "MODULE", "LOAD", module), OK);
