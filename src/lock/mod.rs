@@ -378,8 +378,8 @@ fn acquire_beside(
     match own {
         Some(own) if own.limit == limit => {
             let outcome = Outcome::Confirmed(own.fence);
-            // The key may end before the lease: others can shorten it.
-            if own.ends_at == ends_at && key_ends_at.is_none_or(|end| end >= ends_at) {
+            // The key may end before the lease, or not at all: others can shorten and persist it.
+            if own.ends_at == ends_at && key_ends_at.is_some_and(|end| end >= ends_at) {
                 return Decision::refuse(outcome);
             }
             holders.renew(owner, ends_at);

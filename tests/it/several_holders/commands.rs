@@ -137,6 +137,18 @@ fn asked_again_the_lease_lasts_even_if_somebody_has_cut_the_key_short() {
 }
 
 #[test]
+fn asked_again_the_key_ends_with_its_leases_even_if_somebody_has_persisted_it() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let fence = granted(&mut redis, "LOCK.ACQUIRE k ann 500000 LIMIT 2");
+    let end = ends_at(&mut redis, "k", "ann");
+    assert_eq!(run(&mut redis, "PERSIST k"), YES);
+    let again = granted(&mut redis, "LOCK.ACQUIRE k ann 1 LIMIT 2");
+    assert_eq!(again, fence);
+    assert_eq!(number(run(&mut redis, "PEXPIRETIME k")), end);
+}
+
+#[test]
 fn with_another_limit_that_the_others_admit_it_is_a_new_grant_in_place_of_the_old() {
     let server = Server::start();
     let mut redis = server.connect();
