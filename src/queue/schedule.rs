@@ -23,6 +23,10 @@ const QUIET_SWEEP_MS: u64 = 100;
 /// How long after a client joined or was granted the contended keys are polled often.
 const ACTIVE_MS: u64 = 1_000;
 
+/// How long a key that shows the same is not read again. It makes good whatever was missed, in at most two reads
+/// a second of each key.
+const UNREAD_MS: u64 = 500;
+
 /// How many contended keys one sweep polls, so that it takes well under a millisecond. As many polls of single
 /// keys are done at a time.
 pub const SWEEP_KEYS: usize = 200;
@@ -51,6 +55,8 @@ pub struct ContendedKey<Q> {
     ends_at: Option<UnixMs>,
     /// What else the last poll saw of the key; none if it was missing, or has been written since.
     seen: Option<Seen>,
+    /// When the value of the key, or as much of it as matters, was last known.
+    known_at: MonoUs,
     /// The first in the queue may be admitted by the same holders as before.
     look_again: bool,
     /// When the key has a poll of its own, besides the sweeps.
@@ -99,6 +105,7 @@ impl<Q: Default> Schedule<Q> {
             lock: Rc::clone(lock),
             ends_at: None,
             seen: None,
+            known_at: MonoUs(0),
             look_again: false,
             poll_at: None,
             back_off_until: None,
@@ -138,11 +145,8 @@ impl<Q: Default> Schedule<Q> {
     /// expired.
     pub fn held(&mut self, lock: &LockId, seen: Option<Seen>, ends_at: Option<UnixMs>, now: Now) {
         if let Some(key) = self.keys.get_mut(lock) {
-            (key.seen, key.ends_at) = (seen, ends_at);
-            let at = ends_at.map(|end| now.when_expired(end));
-            // Not put off by this.
-            let at = if key.look_again { key.poll_at } else { at };
-            poll_at(&mut self.polls, key, at);
+            (key.seen, key.ends_at, key.known_at) = (seen, ends_at, now.mono);
+            poll_when_expired(&mut self.polls, key, now);
         }
     }
 
@@ -157,24 +161,25 @@ impl<Q: Default> Schedule<Q> {
     }
 
     /// A poll sees this of the key. Returns whether it need not read the value, which can be long: then the key
-    /// is polled again when the first of its leases has expired.
+    /// is polled again when the first of its leases has expired. What shows can stay the same while the value
+    /// changes, so now and then it is to be read all the same.
     pub fn settle(&mut self, lock: &LockId, seen: Option<Seen>, now: Now) -> bool {
-        let settled = self.is_settled(lock, seen, now.wall);
+        let settled = self.is_settled(lock, seen, now);
         if let Some(key) = self.keys.get_mut(lock) {
             key.look_again = false;
-            let ends_at = key.ends_at;
             if settled {
-                self.held(lock, seen, ends_at, now);
+                poll_when_expired(&mut self.polls, key, now);
             }
         }
         settled
     }
 
-    /// Whether a key that shows this has the holders that it had before, so that they admit nobody.
-    pub fn is_settled(&self, lock: &LockId, seen: Option<Seen>, now: UnixUs) -> bool {
+    /// Whether a key that shows this has the holders that it had a moment ago, so that they admit nobody.
+    pub fn is_settled(&self, lock: &LockId, seen: Option<Seen>, now: Now) -> bool {
+        let known = |key: &ContendedKey<Q>| now.mono < key.known_at.plus_ms(UNREAD_MS);
         self.is_as_seen(lock, seen)
-            && !self.has_expired(lock, now)
-            && self.keys.get(lock).is_some_and(|key| !key.look_again)
+            && !self.has_expired(lock, now.wall)
+            && (self.keys.get(lock)).is_some_and(|key| known(key) && !key.look_again)
     }
 
     /// Whether the key shows the same as at the last poll, or after the last write of ours.
@@ -253,6 +258,19 @@ impl<Q: Default> Schedule<Q> {
         let sweep = (!self.keys.is_empty()).then_some(self.next_sweep);
         let poll = self.polls.first().map(|(at, _)| *at);
         sweep.into_iter().chain(poll).min()
+    }
+}
+
+/// The key is polled when it, or the first lease of its holders, has expired; not later than if it is to be
+/// looked at again.
+fn poll_when_expired<Q>(
+    polls: &mut BTreeSet<(MonoUs, Rc<LockId>)>,
+    key: &mut ContendedKey<Q>,
+    now: Now,
+) {
+    if !key.look_again {
+        let at = key.ends_at.map(|end| now.when_expired(end));
+        poll_at(polls, key, at);
     }
 }
 

@@ -795,7 +795,7 @@ impl Sim {
             return;
         };
         if holders.admits(first.owner, first.limit) {
-            let settled = self.queue.schedule.is_settled(&lock, seen, self.now.wall);
+            let settled = self.queue.schedule.is_settled(&lock, seen, self.now);
             assert!(!settled, "somebody is left waiting");
         }
     }
@@ -887,7 +887,7 @@ impl Sim {
                 }
                 let (lock, seen) = (lock_id(key), self.seen(key));
                 let schedule = &self.queue.schedule;
-                let settled = schedule.is_settled(&lock, seen, self.now.wall);
+                let settled = schedule.is_settled(&lock, seen, self.now);
                 description.push(u8::from(settled));
                 let known = |at: Option<MonoUs>| at.unwrap_or(MonoUs(0));
                 times.extend([known(scheduled.poll_at), known(scheduled.back_off_until)]);
@@ -1330,6 +1330,26 @@ fn a_poll_reads_a_key_again_once_it_shows_something_else_or_a_lease_has_ended() 
             .first()
             .is_some_and(|(at, _)| *at == due)
     );
+}
+
+#[test]
+fn a_key_that_shows_the_same_is_read_again_twice_a_second() {
+    let (mut queue, lock) = (one_waits(), lock_id(0));
+    let seen = Some(Seen {
+        len: 60,
+        ends_at: None,
+    });
+    let at = |ms: u64| Now {
+        wall: START.wall,
+        mono: START.mono.plus_ms(ms),
+    };
+    queue.held(&lock, seen, None, START);
+    for read_at in [500, 1_000] {
+        // A poll that does not read puts nothing off.
+        assert!(queue.settle(&lock, seen, at(read_at - 1)));
+        assert!(!queue.settle(&lock, seen, at(read_at)));
+        queue.held(&lock, seen, None, at(read_at));
+    }
 }
 
 #[test]

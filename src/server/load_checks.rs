@@ -115,7 +115,10 @@ pub fn close_clients_that_used_us(ctx: &Ctx) -> Result<(), Refused> {
                 .to_owned(),
         ));
     };
-    let clients: Vec<Client> = clients.iter().filter_map(|line| Client::read(line)).collect();
+    let clients: Vec<Client> = clients
+        .iter()
+        .filter_map(|line| Client::read(line))
+        .collect();
     // This client itself, which cannot be closed here.
     if clients.iter().any(|client| client.is_in_exec) {
         return Err(Refused(

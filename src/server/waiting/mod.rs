@@ -25,7 +25,7 @@ use crate::reply::{self, QueuedInfo, Reply};
 use crate::time::{MonoUs, UnixMs, Wait};
 use callbacks::notify;
 use timer::rearm;
-use work::{Look, work};
+use work::work;
 
 pub use callbacks::refuse;
 pub use work::cron;
@@ -214,7 +214,7 @@ pub fn configured(ctx: &Ctx) {
     });
     if drained {
         // The first of them in this very step: on most servers that is all of them.
-        work(ctx, Look::IfChanged);
+        work(ctx);
     }
 }
 

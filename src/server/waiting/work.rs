@@ -15,16 +15,9 @@ impl TimerCallback for QueueTimer {
     fn fired(ctx: &Ctx) {
         State::with(ctx, |state| state.timer = None);
         if !faults::only_the_cron_wakes() {
-            work(ctx, Look::IfChanged);
+            work(ctx);
         }
     }
-}
-
-/// Whether a poll reads a key that shows what it showed before.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Look {
-    IfChanged,
-    Always,
 }
 
 /// The server's cron, ten times a second by default: whatever was missed is made good here.
@@ -33,11 +26,11 @@ pub fn cron(ctx: &Ctx) {
         return;
     }
     stop_if_overdue(ctx, clocks().mono);
-    work(ctx, Look::Always);
+    work(ctx);
 }
 
 /// Does what is due, and sees to it that the timer fires for what is due next.
-pub fn work(ctx: &Ctx, look: Look) {
+pub fn work(ctx: &Ctx) {
     let without_reply = State::with(ctx, |state| std::mem::take(&mut state.without_reply));
     for client in without_reply {
         ctx.close(client);
@@ -60,7 +53,7 @@ pub fn work(ctx: &Ctx, look: Look) {
                 refuse(client, Reply::Null);
             }
             Task::Dismissed(client, why) => refuse(client, why.into()),
-            Task::Poll(lock) => poll(ctx, &lock, look),
+            Task::Poll(lock) => poll(ctx, &lock),
             Task::TakeBack(grant) => take_back(ctx, &grant),
         }
     }
@@ -68,13 +61,13 @@ pub fn work(ctx: &Ctx, look: Look) {
 }
 
 /// Looks whether a contended key is free or has room, and if so serves those who wait for it.
-fn poll(ctx: &Ctx, lock: &LockId, look: Look) {
+fn poll(ctx: &Ctx, lock: &LockId) {
     ctx.select(lock.db);
     let name = ctx.text(&lock.name);
     let key = ctx.open(name.text());
     let (now, seen) = (clocks(), keys::seen(&key));
     let settled = State::with(ctx, |state| state.queue.settle(lock, seen, now));
-    if settled && look == Look::IfChanged {
+    if settled {
         return;
     }
     let holders = keys::holders(ctx, &key, now.wall);

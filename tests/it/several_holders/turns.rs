@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redis::Connection;
+use redis::{Connection, from_redis_value};
 use testkit::stream::Stream;
 use testkit::waiting::*;
 use testkit::*;
@@ -217,6 +217,28 @@ fn a_key_that_others_delete_is_given_to_all_who_may_share_it() {
     }
     assert_eq!(holders(&mut redis, "k"), ["a", "b", "c"]);
     assert_eq!(gauge(&mut redis, "grants_by_deletion_total"), 3);
+}
+
+/// Others can change a value and leave its length and its end as they are.
+#[test]
+fn room_that_shows_in_the_value_only_is_found_all_the_same() {
+    let server = with_a_slow_cron().start();
+    let mut redis = server.connect();
+    for owner in ["a", "b"] {
+        granted(
+            &mut redis,
+            &format!("LOCK.ACQUIRE k {owner} {LONG} LIMIT 2"),
+        );
+    }
+    let mut waiter = wait_for(&server, "c", "LIMIT 9");
+    let list: String = from_redis_value(ask!(redis, "GET", "k").unwrap()).unwrap();
+    let roomier = list.replace(":0002:0001:", ":0009:0001:");
+    assert_eq!(ask!(redis, "SET", "k", roomier, "KEEPTTL"), OK);
+
+    eventually("the room is found", || {
+        holders(&mut redis, "k") == ["a", "b", "c"]
+    });
+    fence(waiter.reply());
 }
 
 #[test]
