@@ -18,11 +18,11 @@ use std::rc::Rc;
 use crate::lock::{
     Fence, Fences, Holder, Holders, LeaseRequest, Limit, LockId, OwnedOwner, Owner, Value,
 };
-use crate::time::{MonoUs, Now, Ttl, UnixMs, UnixUs};
+use crate::time::{MonoUs, Now, Ttl, UnixMs};
 use schedule::{ContendedKey, Schedule};
 use unconfirmed::UnconfirmedGrants;
 
-pub use schedule::{BACK_OFF_MS, Seen};
+pub use schedule::{BACK_OFF_MS, Cause, Seen};
 pub use unconfirmed::GrantId;
 
 /// How many clients are unblocked in one turn of the server's loop, when many waits end at once, and how many
@@ -97,6 +97,8 @@ pub struct Turn<C> {
     pub value: Option<Value>,
     /// In the order of arrival. They have left the queue.
     pub grants: Vec<Grant<C>>,
+    /// Why there was room for them.
+    pub cause: Cause,
     /// When the key was to end before, as far as the last poll could see.
     ended_at: Option<UnixMs>,
 }
@@ -306,7 +308,7 @@ impl<C: Copy + Ord> Queue<C> {
         if let Some(first) = self.first(lock)
             && self.waiters[&first].limit > allowed
         {
-            self.schedule.look_again(lock);
+            self.schedule.look_again(lock, Cause::Release);
         }
     }
 
@@ -359,7 +361,8 @@ impl<C: Copy + Ord> Queue<C> {
         fences: &mut Fences,
     ) -> Option<Turn<C>> {
         if self.admitted(lock, &holders).is_some() {
-            return Some(self.serve(lock, holders, now, fences));
+            let cause = self.schedule.cause_of_room(lock, seen, now.wall);
+            return Some(self.let_in(lock, holders, cause, now, fences));
         }
         let key_ends_at = seen.and_then(|seen| seen.ends_at);
         let ends_at = holders.next_end().into_iter().chain(key_ends_at).min();
@@ -373,7 +376,22 @@ impl<C: Copy + Ord> Queue<C> {
     pub fn serve(
         &mut self,
         lock: &LockId,
+        holders: Holders,
+        now: Now,
+        fences: &mut Fences,
+    ) -> Turn<C> {
+        let cause = match self.schedule.has_expired(lock, now.wall) {
+            true => Cause::Expiry,
+            false => Cause::Release,
+        };
+        self.let_in(lock, holders, cause, now, fences)
+    }
+
+    fn let_in(
+        &mut self,
+        lock: &LockId,
         mut holders: Holders,
+        cause: Cause,
         now: Now,
         fences: &mut Fences,
     ) -> Turn<C> {
@@ -393,11 +411,13 @@ impl<C: Copy + Ord> Queue<C> {
         });
         self.held(lock, written, holders.next_end(), now);
         if grants.len() == BATCH {
-            self.schedule.look_again(lock);
+            // The rest has room for the same reason.
+            self.schedule.look_again(lock, cause);
         }
         Turn {
             value,
             grants,
+            cause,
             ended_at,
         }
     }
@@ -452,17 +472,6 @@ impl<C: Copy + Ord> Queue<C> {
     /// A poll sees this of the key. Returns whether it can leave it at that, and need not read the value.
     pub fn settle(&mut self, lock: &LockId, seen: Option<Seen>, now: Now) -> bool {
         self.schedule.settle(lock, seen, now)
-    }
-
-    /// Whether the key shows the same as at the last poll, or after the last write of ours.
-    pub fn is_as_seen(&self, lock: &LockId, seen: Option<Seen>) -> bool {
-        self.schedule.is_as_seen(lock, seen)
-    }
-
-    /// Whether the key, which is free now or has room, has ended by itself, or the lease of a holder has, as
-    /// far as the last poll could see.
-    pub fn has_expired(&self, lock: &LockId, now: UnixUs) -> bool {
-        self.schedule.has_expired(lock, now)
     }
 
     /// The reply of this grant is lost, or the server refused to take it back: it is taken back then, unless

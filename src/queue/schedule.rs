@@ -37,6 +37,17 @@ pub const BACK_OFF_MS: u64 = 100;
 /// How long to leave all keys alone while the server must not write (CLIENT PAUSE, FAILOVER).
 const PAUSED_MS: u64 = 20;
 
+/// Why a contended key is free or has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A holder released it or was taken back, or the first in the queue asks for less than who left it.
+    Release,
+    /// It has ended by itself, or the lease of a holder has.
+    Expiry,
+    /// Others have deleted or changed it.
+    Deletion,
+}
+
 /// What shows of a key without reading its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
@@ -59,6 +70,8 @@ pub struct ContendedKey<Q> {
     known_at: MonoUs,
     /// The first in the queue may be admitted by the same holders as before.
     look_again: bool,
+    /// Why, when that was last so.
+    room: Cause,
     /// When the key has a poll of its own, besides the sweeps.
     pub poll_at: Option<MonoUs>,
     /// Not to be polled before this.
@@ -107,6 +120,7 @@ impl<Q: Default> Schedule<Q> {
             seen: None,
             known_at: MonoUs(0),
             look_again: false,
+            room: Cause::Release,
             poll_at: None,
             back_off_until: None,
         };
@@ -151,9 +165,12 @@ impl<Q: Default> Schedule<Q> {
     }
 
     /// The first in the queue may be admitted by the same holders as before: the key is polled at once, and
-    /// whatever shows of it.
-    pub fn look_again(&mut self, lock: &LockId) {
+    /// whatever shows of it. `why` it may have room.
+    pub fn look_again(&mut self, lock: &LockId, why: Cause) {
         if let Some(key) = self.keys.get_mut(lock) {
+            if !key.look_again {
+                key.room = why;
+            }
             key.look_again = true;
             let at = key.back_off_until.unwrap_or(MonoUs(0));
             poll_at(&mut self.polls, key, Some(at));
@@ -185,6 +202,15 @@ impl<Q: Default> Schedule<Q> {
     /// Whether the key shows the same as at the last poll, or after the last write of ours.
     pub fn is_as_seen(&self, lock: &LockId, seen: Option<Seen>) -> bool {
         seen.is_some() && self.keys.get(lock).is_some_and(|key| key.seen == seen)
+    }
+
+    /// Why the key, which shows this, is free or has room.
+    pub fn cause_of_room(&self, lock: &LockId, seen: Option<Seen>, now: UnixUs) -> Cause {
+        match self.keys.get(lock) {
+            _ if self.has_expired(lock, now) => Cause::Expiry,
+            Some(key) if self.is_as_seen(lock, seen) => key.room,
+            _ => Cause::Deletion,
+        }
     }
 
     /// Whether the key, which is free now or has room, has ended by itself, or the lease of a holder has, as

@@ -5,6 +5,7 @@ use super::schedule::SWEEP_KEYS;
 use super::unconfirmed::Unconfirmed;
 use super::*;
 use crate::lock::{self, Effect, Found, Outcome, may_be_list};
+use crate::time::UnixUs;
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -1398,12 +1399,12 @@ fn a_new_master_takes_nothing_back_that_the_old_one_gave() {
 fn a_key_that_ended_by_itself_has_expired_and_any_other_was_deleted() {
     let mut queue = one_waits();
     let later = |ms: u64| UnixUs(START.wall.0 + 1000 * ms);
-    assert!(!queue.has_expired(&lock_id(0), later(9)));
+    assert!(!queue.schedule.has_expired(&lock_id(0), later(9)));
     queue.held(&lock_id(0), None, Some(later(5).ms()), START);
-    assert!(!queue.has_expired(&lock_id(0), later(5)));
-    assert!(queue.has_expired(&lock_id(0), later(6)));
+    assert!(!queue.schedule.has_expired(&lock_id(0), later(5)));
+    assert!(queue.schedule.has_expired(&lock_id(0), later(6)));
     queue.held(&lock_id(0), None, None, START);
-    assert!(!queue.has_expired(&lock_id(0), later(9)));
+    assert!(!queue.schedule.has_expired(&lock_id(0), later(9)));
 }
 
 #[test]
@@ -1417,5 +1418,5 @@ fn a_refused_grant_leaves_it_as_it_was_that_the_key_has_expired() {
     );
     let turn = serve(&mut queue);
     queue.put_back(&lock_id(0), turn, START);
-    assert!(queue.has_expired(&lock_id(0), START.wall));
+    assert!(queue.schedule.has_expired(&lock_id(0), START.wall));
 }

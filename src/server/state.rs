@@ -4,7 +4,7 @@ use std::panic::UnwindSafe;
 
 use super::api::{Blocked, ClientId, Ctx, MainThread, OnMainThread, Timer, unix_time};
 use super::quirks::Quirks;
-use super::stats::{Cause, Stats};
+use super::stats::Stats;
 use crate::lock::{Fences, Holders, LockId};
 use crate::queue::{self, Queue, Seen};
 use crate::time::{MonoUs, Now};
@@ -84,14 +84,10 @@ impl State {
         STATE.try_borrow_mut(proof)?.as_ref().map(read)
     }
 
-    /// Those who wait for this key join these holders: what is to be written, and why there was room.
-    pub fn serve(&mut self, lock: &LockId, holders: Holders, now: Now) -> (Turn, Cause) {
-        let cause = match self.queue.has_expired(lock, now.wall) {
-            true => Cause::Expiry,
-            false => Cause::Release,
-        };
+    /// Those who wait for this key join these holders: what is to be written.
+    pub fn serve(&mut self, lock: &LockId, holders: Holders, now: Now) -> Turn {
         let State { queue, fences, .. } = self;
-        (queue.serve(lock, holders, now, fences), cause)
+        queue.serve(lock, holders, now, fences)
     }
 
     /// The same for a key that was found with these holders and shows this; none if they admit nobody who waits.
@@ -101,23 +97,8 @@ impl State {
         holders: Holders,
         seen: Option<Seen>,
         now: Now,
-    ) -> Option<(Turn, Cause)> {
-        let cause = self.cause_of_room(lock, seen, now);
+    ) -> Option<Turn> {
         let State { queue, fences, .. } = self;
-        let turn = queue.look(lock, holders, seen, now, fences);
-        turn.map(|turn| (turn, cause))
-    }
-
-    /// Why a contended key, which shows this, is free or has room.
-    fn cause_of_room(&self, lock: &LockId, seen: Option<Seen>, now: Now) -> Cause {
-        if self.queue.has_expired(lock, now.wall) {
-            Cause::Expiry
-        } else if self.queue.is_as_seen(lock, seen) {
-            // The same holders admit the first in the queue: somebody left its head, or it waits for the rest
-            // of a step.
-            Cause::Release
-        } else {
-            Cause::Deletion
-        }
+        queue.look(lock, holders, seen, now, fences)
     }
 }

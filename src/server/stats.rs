@@ -1,5 +1,7 @@
 //! What has happened since the module was loaded.
 
+use crate::queue::Cause;
+
 /// Counters, each shown by INFO under its name and `_total`.
 #[derive(Debug, Default)]
 pub struct Stats {
@@ -19,16 +21,6 @@ pub struct Stats {
     pub wait_time_us: u64,
 }
 
-/// How a lock came to the next in its queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    Release,
-    Expiry,
-    Deletion,
-    /// Counted as taken back.
-    TakeBack,
-}
-
 impl Stats {
     /// A client that waited was granted its lock.
     pub fn granted(&mut self, cause: Cause, waited_us: u64) {
@@ -37,7 +29,6 @@ impl Stats {
             Cause::Release => self.grants_by_release += 1,
             Cause::Expiry => self.grants_by_expiry += 1,
             Cause::Deletion => self.grants_by_deletion += 1,
-            Cause::TakeBack => {}
         }
     }
 }

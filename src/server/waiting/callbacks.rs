@@ -8,7 +8,6 @@ use crate::server::api::{Blocked, BlockedClient, ClientId, ConnectionKind, Ctx, 
 use crate::server::quirks::Quirk;
 use crate::server::replies;
 use crate::server::state::{State, Turn, Waiter};
-use crate::server::stats::Cause;
 
 /// What a client that waited learns by being unblocked.
 pub struct Message {
@@ -23,10 +22,10 @@ pub fn refuse(client: Blocked<Waiter>, reply: Reply) {
 }
 
 /// Unblocks the clients of a turn that is written.
-pub fn notify(ctx: &Ctx, turn: Turn, cause: Cause) {
+pub fn notify(ctx: &Ctx, turn: Turn) {
     for grant in turn.grants {
         let waited_us = grant.waited_us(clocks().mono);
-        State::with(ctx, |state| state.stats.granted(cause, waited_us));
+        State::with(ctx, |state| state.stats.granted(turn.cause, waited_us));
         grant.client().unblock(Message {
             reply: Outcome::Acquired(grant.id.fence).into(),
             grant: Some(grant.id),

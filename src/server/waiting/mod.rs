@@ -111,9 +111,9 @@ fn serve_if_room<'c>(ctx: &'c Ctx, name: Text<'c>, key: Key<'c>) -> (Key<'c>, bo
     let (lock, seen) = (lock_id(ctx, name), keys::seen(&key));
     let served = State::with(ctx, |state| state.look(&lock, holders, seen, now));
     let key = match served {
-        Some((turn, cause)) => {
+        Some(turn) => {
             effects::write(name, key, turn.value.as_ref());
-            notify(ctx, turn, cause);
+            notify(ctx, turn);
             ctx.open(name)
         }
         None => key,
@@ -142,9 +142,9 @@ fn hold(ctx: &Ctx, name: Text, key: Key, holders: Holders) {
         return effects::write(name, key, holders.value().as_ref());
     }
     let (lock, now) = (lock_id(ctx, name), clocks());
-    let (turn, cause) = State::with(ctx, |state| state.serve(&lock, holders, now));
+    let turn = State::with(ctx, |state| state.serve(&lock, holders, now));
     effects::write(name, key, turn.value.as_ref());
-    notify(ctx, turn, cause);
+    notify(ctx, turn);
 }
 
 fn nobody_waits(ctx: &Ctx) -> bool {

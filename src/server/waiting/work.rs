@@ -8,7 +8,6 @@ use crate::queue::{BACK_OFF_MS, Dismissal, GrantId, Task};
 use crate::reply::Reply;
 use crate::server::api::{Ctx, Refusal, Text, TimerCallback, clocks};
 use crate::server::state::{State, Turn};
-use crate::server::stats::Cause;
 use crate::server::{effects, faults, keys};
 
 impl TimerCallback for QueueTimer {
@@ -80,16 +79,16 @@ fn poll(ctx: &Ctx, lock: &LockId) {
             None
         }
     });
-    if let Some((turn, cause)) = served {
-        write(ctx, lock, name.text(), turn, cause);
+    if let Some(turn) = served {
+        write(ctx, lock, name.text(), turn);
     }
 }
 
 /// Writes a turn and notifies those who are granted. If the server refuses, they wait again, or all who wait for
 /// the key are sent to ask the cluster. Returns whether it was written.
-fn write(ctx: &Ctx, lock: &LockId, name: Text, turn: Turn, cause: Cause) -> bool {
+fn write(ctx: &Ctx, lock: &LockId, name: Text, turn: Turn) -> bool {
     let Err(refusal) = effects::call_write(ctx, name, turn.value.as_ref()) else {
-        notify(ctx, turn, cause);
+        notify(ctx, turn);
         return true;
     };
     let now = clocks();
@@ -120,8 +119,8 @@ fn take_back(ctx: &Ctx, unconfirmed: &GrantId) {
     let Some(others) = others else {
         return State::with(ctx, |state| state.queue.forget(unconfirmed));
     };
-    let (turn, _) = State::with(ctx, |state| state.serve(lock, others, now));
-    let taken = write(ctx, lock, name.text(), turn, Cause::TakeBack);
+    let turn = State::with(ctx, |state| state.serve(lock, others, now));
+    let taken = write(ctx, lock, name.text(), turn);
     State::with(ctx, |state| {
         if taken {
             state.queue.forget(unconfirmed);

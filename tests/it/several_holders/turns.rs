@@ -219,6 +219,32 @@ fn a_key_that_others_delete_is_given_to_all_who_may_share_it() {
     assert_eq!(gauge(&mut redis, "grants_by_deletion_total"), 3);
 }
 
+#[test]
+fn all_who_are_let_in_for_one_reason_count_under_it() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    for (end, cause) in [("DEL k", "deletion"), ("LOCK.RENEW k holder 1", "expiry")] {
+        hold(&mut redis, "k");
+        let mut waiters: Vec<Waiter> = (0..130)
+            .map(|n| {
+                let mut waiter = Waiter::of(&server);
+                waiter.send(&words(&format!(
+                    "LOCK.ACQUIRE k {n} {LONG} WAIT {LONG} SHARED"
+                )));
+                eventually_wait(&mut redis, n + 1);
+                waiter
+            })
+            .collect();
+        assert_eq!(run(&mut redis, end), YES);
+        for waiter in &mut waiters {
+            fence(waiter.reply());
+        }
+        let counted = gauge(&mut redis, &format!("grants_by_{cause}_total"));
+        assert_eq!(counted, 130, "{cause}");
+        assert_eq!(run(&mut redis, "DEL k"), YES);
+    }
+}
+
 /// Others can change a value and leave its length and its end as they are.
 #[test]
 fn room_that_shows_in_the_value_only_is_found_all_the_same() {
@@ -277,6 +303,7 @@ fn a_grant_whose_client_was_gone_is_taken_back_from_this_holder_only() {
     fence(next.reply());
     assert_eq!(holders(&mut redis, "k"), ["stays", "next"]);
     assert_eq!(gauge(&mut redis, "grants_taken_back_total"), 1);
+    assert_eq!(gauge(&mut redis, "grants_by_release_total"), 2);
 
     // And with nobody behind it, the others stay.
     let gone = wait_for(&server, "gone", "LIMIT 2");
