@@ -220,6 +220,26 @@ fn a_renewal_counts_as_one_use() {
     }
 }
 
+/// Each of these writes the value anew.
+#[test]
+fn who_renews_beside_others_uses_the_key_and_who_comes_or_goes_keeps_its_uses() {
+    let server = Server::with(&COUNT_EVERY_USE);
+    let mut redis = server.connect();
+    let shared = |redis: &mut Connection, owner: &str, ttl: i64| {
+        fence(ask!(redis, "LOCK.ACQUIRE", "k", owner, ttl, "SHARED"));
+    };
+    shared(&mut redis, "alice", LONG);
+    assert_eq!(uses(&mut redis), NEW);
+    assert_eq!(ask!(redis, "LOCK.RENEW", "k", "alice", LONG), YES);
+    assert_eq!(uses(&mut redis), NEW + 1);
+    shared(&mut redis, "alice", 2 * LONG);
+    assert_eq!(uses(&mut redis), NEW + 2);
+    shared(&mut redis, "bob", LONG);
+    assert_eq!(uses(&mut redis), NEW + 2);
+    assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "bob"), YES);
+    assert_eq!(uses(&mut redis), NEW + 2);
+}
+
 #[test]
 fn a_refusal_resets_no_idle_time_though_the_lengths_are_equal() {
     let server = Server::start();
@@ -285,7 +305,7 @@ fn a_waiting_client_resets_no_idle_time_and_changes_no_encoding() {
 }
 
 #[test]
-fn a_grant_makes_a_new_key() {
+fn a_grant_resets_the_idle_time_and_counts_as_no_use() {
     let server = Server::with(&COUNT_EVERY_USE);
     let mut redis = server.connect();
     for owner in OWNERS {
@@ -298,7 +318,8 @@ fn a_grant_makes_a_new_key() {
         assert_eq!(ask!(redis, "LOCK.RELEASE", "k", owner), YES);
 
         fence(waiter.reply());
-        assert_eq!(uses(&mut redis), NEW, "{owner}");
+        // As SET does.
+        assert_eq!(uses(&mut redis), NEW + 3, "{owner}");
     }
     let server = Server::start();
     let mut redis = server.connect();

@@ -172,13 +172,22 @@ impl<'c> Key<'c> {
     }
 
     /// Gives the key a value and an end, and notifies all who watch, cache or listen to it, replicas and AOF:
-    /// what SET … PXAT does. In the step of a command, which the server has checked.
+    /// what SET … PXAT does. Keeps the LFU counter, as that does. In the step of a command, which the server has
+    /// checked.
     pub fn set(mut self, name: Text, value: &[u8], ends_at: UnixMs) {
         let ctx = self.ctx;
+        // Setting a value deletes the one before, and its counter with it.
+        let uses = match self.kind {
+            Kind::Empty => None,
+            _ => self.uses(),
+        };
         let value = ctx.text(value);
         // SAFETY: the key is open to be written, and the string is live; the server counts its own use of it.
         unsafe { api!(RedisModule_StringSet)(self.raw, value.text().raw) };
         self.set_end(ends_at);
+        if let Some(uses) = uses {
+            self.set_uses(uses);
+        }
         drop(self);
         ctx.signal(name);
         ctx.notify(name, raw::REDISMODULE_NOTIFY_STRING, c"set");
