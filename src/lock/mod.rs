@@ -121,6 +121,9 @@ impl Fence {
 ///   the one before by less than a second, and the one before had been master for a second.
 /// - Over a slot move, to a server that has been master for long, they grow if its clock is behind by less
 ///   than the time between the two grants.
+/// - Beside a holder whose fence is ahead of the clock, as after such a move from a server whose clock was
+///   ahead, two owners can have the same fence, one after the other: it is above that of the holder, and is
+///   forgotten when its owner has left.
 #[derive(Debug)]
 pub struct Fences {
     last: u64,
