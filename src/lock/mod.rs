@@ -457,11 +457,22 @@ fn only_for(
     }
 }
 
-/// Who still holds the key once this very grant is taken back; none if the value does not carry it.
-pub fn take_back(value: &[u8], owner: Owner, fence: Fence, now: UnixUs) -> Option<Holders> {
+/// Who still holds the key once these very grants are taken back, and how many of them the value carried; none if
+/// it carried none.
+pub fn take_back<'g>(
+    value: &[u8],
+    mut grants: impl Iterator<Item = (Owner<'g>, Fence)>,
+    now: UnixUs,
+) -> Option<(Holders, usize)> {
     match Holders::read(value, now) {
-        Some(mut holders) => holders.leave_grant(owner, fence).then_some(holders),
-        None => (value == write(fence, owner)).then(|| Holders::none_after(Some(fence))),
+        Some(mut holders) => {
+            let taken = grants.filter(|(owner, fence)| holders.leave_grant(*owner, *fence));
+            let taken = taken.count();
+            (taken > 0).then_some((holders, taken))
+        }
+        None => grants
+            .find(|(owner, fence)| value == write(*fence, *owner))
+            .map(|(_, fence)| (Holders::none_after(Some(fence)), 1)),
     }
 }
 

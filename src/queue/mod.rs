@@ -23,7 +23,7 @@ use schedule::{ContendedKey, Schedule};
 use unconfirmed::UnconfirmedGrants;
 
 pub use schedule::{BACK_OFF_MS, Cause, Seen};
-pub use unconfirmed::GrantId;
+pub use unconfirmed::{GrantId, take_back};
 
 /// How many clients are unblocked in one turn of the server's loop, when many waits end at once, and how many
 /// join a key in one step: a reply costs the server about 10 us, and who does not wait must not be held up by
@@ -130,8 +130,8 @@ pub enum Task<C> {
     Dismissed(C, Dismissal),
     /// Look whether the key is free, and serve whose turn it is.
     Poll(Rc<LockId>),
-    /// The reply of this grant is lost: take it back if the key still carries it.
-    TakeBack(GrantId),
+    /// The replies of these grants of one key are lost: take back those that the key still carries.
+    TakeBack(Vec<GrantId>),
 }
 
 /// All who wait.
@@ -524,8 +524,11 @@ impl<C: Copy + Ord> Queue<C> {
             self.schedule.pause(now);
             return tasks;
         }
-        let take_backs = self.unconfirmed.due(now, BATCH);
-        tasks.extend(take_backs.into_iter().map(Task::TakeBack));
+        let mut take_backs = self.unconfirmed.due(now, BATCH);
+        // Those of a key together: a list is written whole, and can be long.
+        take_backs.sort_by(|one, next| one.lock.cmp(&next.lock));
+        let of_keys = take_backs.chunk_by(|one, next| one.lock == next.lock);
+        tasks.extend(of_keys.map(|of_key| Task::TakeBack(of_key.to_vec())));
         tasks.extend(self.schedule.due(now).into_iter().map(Task::Poll));
         tasks
     }

@@ -549,7 +549,7 @@ impl Sim {
                     self.unblock(client, None);
                 }
                 Task::Poll(lock) => self.poll(&lock, writes),
-                Task::TakeBack(grant) => self.take_back(&grant, writes),
+                Task::TakeBack(grants) => self.take_back(&grants, writes),
             }
         }
         if writes == Writes::Paused {
@@ -607,28 +607,36 @@ impl Sim {
         }
     }
 
-    fn take_back(&mut self, unconfirmed: &GrantId, writes: Writes) {
-        let key = key_of(&unconfirmed.lock);
+    fn take_back(&mut self, unconfirmed: &[GrantId], writes: Writes) {
+        let lock = &unconfirmed[0].lock;
+        assert!(unconfirmed.iter().all(|grant| grant.lock == *lock));
+        let key = key_of(lock);
         let value = self.value(key);
-        let Some(others) =
-            value.and_then(|(value, _)| unconfirmed.take_back(&value, self.now.wall))
+        let Some((others, _)) =
+            value.and_then(|(value, _)| take_back(unconfirmed, &value, self.now.wall))
         else {
             self.see("nothing to take back");
-            return self.queue.forget(unconfirmed);
+            return unconfirmed
+                .iter()
+                .for_each(|grant| self.queue.forget(grant));
         };
-        let turn = self.serve(&unconfirmed.lock, others);
+        let turn = self.serve(lock, others);
         let (for_next, for_nobody) = (!turn.grants.is_empty(), turn.value.is_none());
-        if self.write(&unconfirmed.lock, turn, writes) {
+        if self.write(lock, turn, writes) {
             self.see(match (for_next, for_nobody) {
                 (true, _) => "taken back for the next",
                 (false, true) => "taken back",
                 (false, false) => "taken back beside others",
             });
-            self.queue.forget(unconfirmed);
+            unconfirmed
+                .iter()
+                .for_each(|grant| self.queue.forget(grant));
         } else {
             self.see("not taken back yet");
-            self.queue
-                .take_back_at(unconfirmed, self.now.mono.plus_ms(BACK_OFF_MS));
+            let again_at = self.now.mono.plus_ms(BACK_OFF_MS);
+            for grant in unconfirmed {
+                self.queue.take_back_at(grant, again_at);
+            }
         }
     }
 
@@ -717,8 +725,9 @@ impl Sim {
     }
 
     fn carries(&self, grant: &GrantId) -> bool {
-        self.value(key_of(&grant.lock))
-            .is_some_and(|(value, _)| grant.take_back(&value, self.now.wall).is_some())
+        self.value(key_of(&grant.lock)).is_some_and(|(value, _)| {
+            take_back(std::slice::from_ref(grant), &value, self.now.wall).is_some()
+        })
     }
 
     /// What the key says of an owner.

@@ -15,11 +15,13 @@ pub struct GrantId {
     pub fence: Fence,
 }
 
-impl GrantId {
-    /// Who still holds a key with this value once the grant is taken back; none if it does not carry it.
-    pub fn take_back(&self, value: &[u8], now: UnixUs) -> Option<Holders> {
-        lock::take_back(value, self.owner.borrowed(), self.fence, now)
-    }
+/// Who still holds a key with this value once these grants are taken back, and how many of them it carried; none
+/// if it carried none.
+pub fn take_back(grants: &[GrantId], value: &[u8], now: UnixUs) -> Option<(Holders, usize)> {
+    let grants = grants
+        .iter()
+        .map(|grant| (grant.owner.borrowed(), grant.fence));
+    lock::take_back(value, grants, now)
 }
 
 /// An unconfirmed grant of one key.

@@ -4,7 +4,7 @@
 use super::callbacks::{notify, refuse};
 use super::timer::{QueueTimer, rearm, stop_if_overdue};
 use crate::lock::{Found, LockId};
-use crate::queue::{BACK_OFF_MS, Dismissal, GrantId, Task};
+use crate::queue::{self, BACK_OFF_MS, Dismissal, GrantId, Task};
 use crate::reply::Reply;
 use crate::server::api::{Ctx, Refusal, Text, TimerCallback, clocks};
 use crate::server::state::{State, Turn};
@@ -53,7 +53,7 @@ pub fn work(ctx: &Ctx) {
             }
             Task::Dismissed(client, why) => refuse(client, why.into()),
             Task::Poll(lock) => poll(ctx, &lock),
-            Task::TakeBack(grant) => take_back(ctx, &grant),
+            Task::TakeBack(grants) => take_back(ctx, &grants),
         }
     }
     rearm(ctx);
@@ -102,32 +102,43 @@ fn write(ctx: &Ctx, lock: &LockId, name: Text, turn: Turn) -> bool {
     false
 }
 
-/// The reply of this grant was lost and its owner has not confirmed it: its holder leaves the key, and those who
-/// wait are served, if the key still carries that grant.
-fn take_back(ctx: &Ctx, unconfirmed: &GrantId) {
-    let lock = &*unconfirmed.lock;
+/// The replies of these grants of one key were lost and their owners have not confirmed them: their holders leave
+/// the key, as far as it still carries those grants, and those who wait are served.
+fn take_back(ctx: &Ctx, unconfirmed: &[GrantId]) {
+    let Some(GrantId { lock, .. }) = unconfirmed.first() else {
+        return;
+    };
     ctx.select(lock.db);
     let name = ctx.text(&lock.name);
     let now = clocks();
-    let others = {
+    let left = {
         let key = ctx.open(name.text());
-        match keys::find(ctx, &key, unconfirmed.owner.borrowed()) {
-            Found::Value(value) => unconfirmed.take_back(value, now.wall),
+        let value = |of: &GrantId| match keys::find(ctx, &key, of.owner.borrowed()) {
+            Found::Value(value) => Some(value),
             _ => None,
-        }
+        };
+        let value = unconfirmed.iter().find_map(value);
+        value.and_then(|value| queue::take_back(unconfirmed, value, now.wall))
     };
-    let Some(others) = others else {
-        return State::with(ctx, |state| state.queue.forget(unconfirmed));
+    let forget = |state: &mut State| {
+        unconfirmed
+            .iter()
+            .for_each(|grant| state.queue.forget(grant));
+    };
+    let Some((others, taken)) = left else {
+        return State::with(ctx, forget);
     };
     let turn = State::with(ctx, |state| state.serve(lock, others, now));
-    let taken = write(ctx, lock, name.text(), turn);
+    let written = write(ctx, lock, name.text(), turn);
     State::with(ctx, |state| {
-        if taken {
-            state.queue.forget(unconfirmed);
-            state.stats.grants_taken_back += 1;
+        if written {
+            forget(state);
+            state.stats.grants_taken_back += taken as u64;
         } else {
             let again_at = now.mono.plus_ms(BACK_OFF_MS);
-            state.queue.take_back_at(unconfirmed, again_at);
+            for grant in unconfirmed {
+                state.queue.take_back_at(grant, again_at);
+            }
         }
     });
 }

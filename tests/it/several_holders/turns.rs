@@ -316,3 +316,24 @@ fn a_grant_whose_client_was_gone_is_taken_back_from_this_holder_only() {
     assert_eq!(holders(&mut redis, "k"), ["stays"]);
     assert_eq!(run(&mut redis, "LOCK.RENEW k stays 1000"), YES);
 }
+
+#[test]
+fn all_whose_clients_were_gone_are_taken_back_with_one_write() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    granted(&mut redis, &format!("LOCK.ACQUIRE k stays {LONG} SHARED"));
+    granted(&mut redis, &format!("LOCK.ACQUIRE k ends {LONG} LIMIT 2"));
+    let gone = ["a", "b", "c"].map(|owner| wait_for(&server, owner, "SHARED"));
+    let mut stream = Stream::of(&server);
+    let kills = gone
+        .each_ref()
+        .map(|gone| format!("; CLIENT KILL ID {}", gone.id));
+    pipeline(&format!("LOCK.RELEASE k ends{}", kills.concat()))
+        .exec(&mut redis)
+        .unwrap();
+    eventually("they are taken back", || {
+        gauge(&mut redis, "grants_taken_back_total") == 3
+    });
+    assert_eq!(holders(&mut redis, "k"), ["stays"]);
+    assert_eq!(stream.take().len(), 2, "one to grant, one to take back");
+}
