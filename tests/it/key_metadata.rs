@@ -267,7 +267,7 @@ fn a_refusal_counts_as_no_use_though_the_lengths_are_equal() {
 
 /// The only trace of a refusal: the server hands out a value to compare only after it has unpacked it.
 #[test]
-fn a_refusal_unpacks_a_value_of_equal_length_and_no_other() {
+fn a_refusal_unpacks_a_value_of_equal_length_or_one_that_could_be_a_list_and_no_other() {
     let server = Server::start();
     let mut redis = server.connect();
     for owner in OWNERS {
@@ -277,6 +277,8 @@ fn a_refusal_unpacks_a_value_of_equal_length_and_no_other() {
 
             refused(asked_by)(&mut redis);
 
+            // Whatever could be a list is looked at too. Only Valkey 9.1 has packed values so long.
+            let unpacked = unpacked || lock_value(1, owner).len() >= 50;
             let expected = if unpacked { text("raw") } else { before };
             assert_eq!(encoding(&mut redis), expected, "{owner}, {asked_by}");
         }
