@@ -1,6 +1,6 @@
 //! What must be right before the first command is served, and after the last.
 
-use super::api::{Ctx, Refused};
+use super::api::{Ctx, Refused, client_field};
 use super::quirks::{Quirk, Server};
 
 /// Version of the module as the server wants it, one number: 1.2.3 is 10203.
@@ -145,14 +145,9 @@ struct Client {
 impl Client {
     /// Reads a line of CLIENT LIST.
     fn read(line: &str) -> Option<Client> {
-        // The last one: the path of a unix socket, which may say anything, stands before it.
-        let field = |name: &str| {
-            let mut fields = line.split(' ').rev();
-            fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
-        };
         let id = line.split(' ').next()?.strip_prefix("id=")?.parse().ok()?;
-        let last = field("cmd")?;
-        let queued = field("multi")?.parse().unwrap_or(0) > 0;
+        let last = client_field(line, "cmd")?;
+        let queued = client_field(line, "multi")?.parse().unwrap_or(0) > 0;
         Some(Client {
             id,
             leads_to_us: queued || last.starts_with("lock."),

@@ -98,10 +98,18 @@ pub fn join_by(server: &Server, acquire: &str) -> Waiter {
 /// So many clients that wait for `key`, in this order, as the owners "0", "1" and so on. Nobody waits before them.
 #[track_caller]
 pub fn join_many(server: &Server, key: &str, count: i64) -> Vec<Waiter> {
+    join_many_by(server, count, |n| {
+        format!("LOCK.ACQUIRE {key} {n} {LONG} WAIT {LONG}")
+    })
+}
+
+/// The same by a LOCK.ACQUIRE for each of them.
+#[track_caller]
+pub fn join_many_by(server: &Server, count: i64, acquire: impl Fn(i64) -> String) -> Vec<Waiter> {
     let mut redis = server.connect();
     let join = |n: i64| {
         let mut waiter = Waiter::of(server);
-        waiter.ask(key, &n.to_string(), LONG, LONG);
+        waiter.send(&words(&acquire(n)));
         eventually_wait(&mut redis, n + 1);
         waiter
     };
@@ -112,6 +120,25 @@ pub fn join_many(server: &Server, key: &str, count: i64) -> Vec<Waiter> {
 #[track_caller]
 pub fn hold(redis: &mut Connection, key: &str) -> i64 {
     super::fence(ask!(redis, "LOCK.ACQUIRE", key, "holder", LONG))
+}
+
+/// The reply to a command that is written as in redis-cli.
+pub fn run(redis: &mut Connection, command: &str) -> Reply {
+    reply(words(command).query(redis))
+}
+
+/// The fence that a LOCK.ACQUIRE is granted.
+#[track_caller]
+pub fn granted(redis: &mut Connection, command: &str) -> i64 {
+    super::fence(run(redis, command))
+}
+
+/// A lock held by two with `LIMIT 2`, each as long as the test likes.
+#[track_caller]
+pub fn hold_by_two(redis: &mut Connection, key: &str, owners: [&str; 2]) {
+    for owner in owners {
+        granted(redis, &format!("LOCK.ACQUIRE {key} {owner} {LONG} LIMIT 2"));
+    }
 }
 
 /// "DEL k" as a command.

@@ -163,7 +163,7 @@ impl Holders {
         self.owners.extend_from_slice(owner.bytes());
         self.living.push(Record {
             fence,
-            ends_at: UnixMs(ends_at.0.clamp(0, LAST_END)),
+            ends_at: writable(ends_at),
             limit,
             weight,
             owner: start..self.owners.len(),
@@ -241,7 +241,7 @@ impl Holders {
         let of_owner = |record: &&mut Record| owners[record.owner.clone()] == *owner.bytes();
         let renewed = self.living.iter_mut().filter(of_owner);
         renewed
-            .map(|record| record.ends_at = UnixMs(ends_at.0.clamp(0, LAST_END)))
+            .map(|record| record.ends_at = writable(ends_at))
             .count()
             > 0
     }
@@ -294,6 +294,11 @@ impl Holders {
         }
         list
     }
+}
+
+/// This end, or the nearest that has [`END_DIGITS`] digits.
+fn writable(ends_at: UnixMs) -> UnixMs {
+    UnixMs(ends_at.0.clamp(0, LAST_END))
 }
 
 /// Reads so many digits and a colon.

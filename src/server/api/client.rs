@@ -74,17 +74,16 @@ fn is_pushed_to(client: ClientId) -> bool {
     status == OK && info.flags & u64::from(pushed) != 0
 }
 
+/// A field of a line of CLIENT LIST.
+pub fn client_field<'l>(line: &'l str, name: &str) -> Option<&'l str> {
+    // The last one: the path of a unix socket, which may say anything, stands before it.
+    let mut fields = line.rsplit(' ');
+    fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+}
+
 /// Whether a line of CLIENT LIST has one of the flags A (closed as soon as possible) and c (closed after
 /// its replies).
 fn has_closing_flag(line: &[u8]) -> bool {
-    const FIELD: &[u8] = b" flags=";
-    // The last one: the path of a unix socket, which may say anything, stands before it.
-    let Some(at) = line.windows(FIELD.len()).rposition(|found| found == FIELD) else {
-        return false;
-    };
-    let flags = &line[at + FIELD.len()..];
-    flags
-        .iter()
-        .take_while(|flag| **flag != b' ')
-        .any(|flag| matches!(flag, b'A' | b'c'))
+    let line = String::from_utf8_lossy(line);
+    client_field(&line, "flags").is_some_and(|flags| flags.contains(['A', 'c']))
 }

@@ -45,7 +45,7 @@ mod timer;
 
 pub use blocked::{Blocked, BlockedClient};
 pub use call_reply::Refusal;
-pub use client::{ClientId, ConnectionKind};
+pub use client::{ClientId, ConnectionKind, client_field};
 pub use clocks::{clocks, unix_time};
 pub use commands::{Access, Arg, ArgKind, Args, Command, Spec};
 pub use configuration::{ConfigCtx, Setting};

@@ -5,15 +5,6 @@ use redis::{Connection, from_redis_value};
 use testkit::waiting::*;
 use testkit::*;
 
-/// The reply to a command that is written as in redis-cli.
-fn run(redis: &mut Connection, command: &str) -> Reply {
-    reply(words(command).query(redis))
-}
-
-fn granted(redis: &mut Connection, command: &str) -> i64 {
-    fence(run(redis, command))
-}
-
 /// When the lease of one of several holders ends.
 fn ends_at(redis: &mut Connection, key: &str, owner: &str) -> i64 {
     let value: String = from_redis_value(ask!(redis, "GET", key).unwrap()).unwrap();
@@ -294,12 +285,7 @@ fn a_renewal_is_for_one_holder_and_tells_the_others_from_nobody() {
 fn a_release_is_for_one_holder_and_the_last_one_deletes_the_key() {
     let server = Server::start();
     let mut redis = server.connect();
-    for owner in ["ann", "bea"] {
-        granted(
-            &mut redis,
-            &format!("LOCK.ACQUIRE k {owner} {LONG} LIMIT 2"),
-        );
-    }
+    hold_by_two(&mut redis, "k", ["ann", "bea"]);
     let value = run(&mut redis, "GET k");
     assert_eq!(run(&mut redis, "LOCK.RELEASE k cyd"), NO);
     let Ok(Value::BulkString(whole)) = &value else {
@@ -336,12 +322,7 @@ fn whose_lease_has_ended_holds_nothing_while_the_others_go_on() {
 fn at_maxmemory_a_holder_renews_and_releases_and_who_waits_is_served() {
     let server = Server::start();
     let mut redis = server.connect();
-    for owner in ["ann", "bea"] {
-        granted(
-            &mut redis,
-            &format!("LOCK.ACQUIRE k {owner} {LONG} LIMIT 2"),
-        );
-    }
+    hold_by_two(&mut redis, "k", ["ann", "bea"]);
     let mut waiter = join_by(
         &server,
         &format!("LOCK.ACQUIRE k cyd {LONG} WAIT {LONG} LIMIT 2"),

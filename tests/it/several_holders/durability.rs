@@ -5,10 +5,6 @@ use testkit::cluster::{Cluster, slot_of};
 use testkit::waiting::*;
 use testkit::*;
 
-fn run(redis: &mut Connection, command: &str) -> Reply {
-    reply(words(command).query(redis))
-}
-
 /// Two who hold `key` of which one ends in ten minutes, and the other later.
 fn two_hold(redis: &mut Connection, key: &str) -> (Reply, i64) {
     for (owner, ttl) in [("ann", 600_000), ("bea", 900_000)] {

@@ -2,17 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use redis::{Connection, from_redis_value};
+use redis::from_redis_value;
 use testkit::stream::Stream;
 use testkit::waiting::*;
 use testkit::*;
 
-fn run(redis: &mut Connection, command: &str) -> Reply {
-    reply(words(command).query(redis))
-}
-
-fn granted(redis: &mut Connection, command: &str) -> i64 {
-    fence(run(redis, command))
+/// The LOCK.ACQUIRE of a reader that waits.
+fn reader(n: i64) -> String {
+    format!("LOCK.ACQUIRE k {n} {LONG} WAIT {LONG} SHARED")
 }
 
 fn wait_for(server: &Server, owner: &str, options: &str) -> Waiter {
@@ -53,12 +50,7 @@ fn a_release_lets_in_all_at_the_head_that_are_admitted_with_one_write() {
 fn places_of_a_limit_are_given_in_the_order_of_arrival() {
     let server = Server::start();
     let mut redis = server.connect();
-    for owner in ["a", "b"] {
-        granted(
-            &mut redis,
-            &format!("LOCK.ACQUIRE k {owner} {LONG} LIMIT 2"),
-        );
-    }
+    hold_by_two(&mut redis, "k", ["a", "b"]);
     let mut waiters = ["c", "d", "e"].map(|owner| wait_for(&server, owner, "LIMIT 2"));
     for (n, leaves) in ["b", "a", "d"].into_iter().enumerate() {
         assert_eq!(run(&mut redis, &format!("LOCK.RELEASE k {leaves}")), YES);
@@ -181,16 +173,7 @@ fn more_than_a_hundred_are_let_in_in_steps_that_follow_at_once() {
     let server = with_a_slow_cron().start();
     let mut redis = server.connect();
     hold(&mut redis, "k");
-    let mut waiters: Vec<Waiter> = (0..250)
-        .map(|n| {
-            let mut waiter = Waiter::of(&server);
-            waiter.send(&words(&format!(
-                "LOCK.ACQUIRE k {n} {LONG} WAIT {LONG} SHARED"
-            )));
-            eventually_wait(&mut redis, n + 1);
-            waiter
-        })
-        .collect();
+    let mut waiters = join_many_by(&server, 250, reader);
     let mut stream = Stream::of(&server);
     assert_eq!(run(&mut redis, "LOCK.RELEASE k holder"), YES);
     let mut fences: Vec<i64> = waiters
@@ -225,16 +208,7 @@ fn all_who_are_let_in_for_one_reason_count_under_it() {
     let mut redis = server.connect();
     for (end, cause) in [("DEL k", "deletion"), ("LOCK.RENEW k holder 1", "expiry")] {
         hold(&mut redis, "k");
-        let mut waiters: Vec<Waiter> = (0..130)
-            .map(|n| {
-                let mut waiter = Waiter::of(&server);
-                waiter.send(&words(&format!(
-                    "LOCK.ACQUIRE k {n} {LONG} WAIT {LONG} SHARED"
-                )));
-                eventually_wait(&mut redis, n + 1);
-                waiter
-            })
-            .collect();
+        let mut waiters = join_many_by(&server, 130, reader);
         assert_eq!(run(&mut redis, end), YES);
         for waiter in &mut waiters {
             fence(waiter.reply());
@@ -250,12 +224,7 @@ fn all_who_are_let_in_for_one_reason_count_under_it() {
 fn room_that_shows_in_the_value_only_is_found_all_the_same() {
     let server = with_a_slow_cron().start();
     let mut redis = server.connect();
-    for owner in ["a", "b"] {
-        granted(
-            &mut redis,
-            &format!("LOCK.ACQUIRE k {owner} {LONG} LIMIT 2"),
-        );
-    }
+    hold_by_two(&mut redis, "k", ["a", "b"]);
     let mut waiter = wait_for(&server, "c", "LIMIT 9");
     let list: String = from_redis_value(ask!(redis, "GET", "k").unwrap()).unwrap();
     let roomier = list.replace(":0002:0001:", ":0009:0001:");

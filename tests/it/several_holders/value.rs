@@ -6,14 +6,6 @@ use testkit::stream::{Stream, command};
 use testkit::waiting::*;
 use testkit::*;
 
-fn run(redis: &mut Connection, command: &str) -> Reply {
-    reply(words(command).query(redis))
-}
-
-fn granted(redis: &mut Connection, command: &str) -> i64 {
-    fence(run(redis, command))
-}
-
 fn value(redis: &mut Connection) -> String {
     from_redis_value(ask!(redis, "GET", "k").unwrap()).unwrap()
 }
@@ -86,12 +78,7 @@ fn every_effect_on_a_list_is_one_set_until_the_last_lease_ends_and_the_last_rele
 fn what_changes_nothing_replicates_nothing_and_leaves_the_key_alone() {
     let server = Server::start();
     let mut redis = server.connect();
-    for owner in ["ann", "bea"] {
-        granted(
-            &mut redis,
-            &format!("LOCK.ACQUIRE k {owner} {LONG} LIMIT 2"),
-        );
-    }
+    hold_by_two(&mut redis, "k", ["ann", "bea"]);
     let before = (value(&mut redis), key_ends_at(&mut redis));
     let mut watcher = server.connect();
     assert_eq!(ask!(watcher, "WATCH", "k"), OK);

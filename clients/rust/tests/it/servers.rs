@@ -1,14 +1,14 @@
 //! The helper reaches servers of every kind: with passwords, over TLS, behind Sentinel, in a
 //! cluster, and counts on replicas when it is asked to.
 
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
 
 use lockkeeper::{Error, Held, Lockkeeper, Lost, Released, Renewed};
 use tempfile::TempDir;
 use testkit::client::{calls, hold, is_held, ms, open, soon};
 use testkit::cluster::{Cluster, slot_of};
+use testkit::sentinels::{MASTER, Sentinels};
 use testkit::{OK, Server, ask, eventually, number};
 
 use crate::{connections, signal};
@@ -30,11 +30,6 @@ async fn works(server: &Server, lockkeeper: &Lockkeeper) {
     let renewals = calls(server, "lock.renew");
     eventually("it is renewed", || calls(server, "lock.renew") > renewals);
     assert_eq!(held.release().await, Ok(Released::Yes));
-}
-
-fn free_port() -> String {
-    let probe = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    probe.local_addr().unwrap().port().to_string()
 }
 
 #[tokio::test]
@@ -118,74 +113,9 @@ fn master() -> Server {
     Server::with(&["--repl-diskless-sync-delay", "0"])
 }
 
-/// Three sentinels that watch one master, ended by pid when dropped.
-struct Sentinels {
-    _dir: TempDir,
-    processes: Vec<Child>,
-    url: String,
-}
-
-impl Sentinels {
-    fn watching(master: &Server) -> Sentinels {
-        let dir = TempDir::new().unwrap();
-        let ports: Vec<_> = (0..3).map(|_| free_port()).collect();
-        let start = |port: &String| {
-            let config = dir.path().join(port);
-            let text = format!(
-                "port {port}\nbind 127.0.0.1\ndir {}\n\
-                 sentinel monitor library 127.0.0.1 {} 2\n\
-                 sentinel down-after-milliseconds library 700\n\
-                 sentinel failover-timeout library 5000\n",
-                dir.path().display(),
-                master.port(),
-            );
-            std::fs::write(&config, text).unwrap();
-            let log = std::fs::File::create(config.with_extension("log")).unwrap();
-            let mut sentinel = Command::new("redis-server");
-            sentinel
-                .arg(config)
-                .arg("--sentinel")
-                .stdout(log)
-                .stdin(Stdio::null());
-            sentinel.spawn().unwrap()
-        };
-        let processes = ports.iter().map(start).collect();
-        let hosts: Vec<_> = ports
-            .iter()
-            .map(|port| format!("127.0.0.1:{port}"))
-            .collect();
-        for host in &hosts {
-            eventually("the sentinel knows the others and the replica", || {
-                let about = || -> Option<Vec<(String, String)>> {
-                    let client = redis::Client::open(format!("redis://{host}/")).unwrap();
-                    let mut redis = client.get_connection().ok()?;
-                    redis::cmd("SENTINEL")
-                        .arg("MASTER")
-                        .arg("library")
-                        .query(&mut redis)
-                        .ok()
-                };
-                let about = about().unwrap_or_default();
-                let says = |name: &str, value: &str| about.contains(&(name.into(), value.into()));
-                says("num-other-sentinels", "2") && says("num-slaves", "1")
-            });
-        }
-        let url = format!("redis+sentinel://{}/library", hosts.join(","));
-        Sentinels {
-            _dir: dir,
-            processes,
-            url,
-        }
-    }
-}
-
-impl Drop for Sentinels {
-    fn drop(&mut self) {
-        for process in &mut self.processes {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-    }
+/// Where a helper finds the master that these watch.
+fn url_of(sentinels: &Sentinels) -> String {
+    format!("redis+sentinel://{}/{MASTER}", sentinels.hosts.join(","))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -193,7 +123,7 @@ async fn a_lock_survives_a_failover_by_sentinel() {
     let mut master = master();
     let replica = Server::replica_of(&master);
     let sentinels = Sentinels::watching(&master);
-    let lockkeeper = Lockkeeper::open(&sentinels.url).unwrap();
+    let lockkeeper = Lockkeeper::open(url_of(&sentinels)).unwrap();
     let held = hold(&lockkeeper, "book", ms(20_000)).await;
     let waiting = tokio::spawn(lockkeeper.acquire("book").wait(ms(60_000)));
     eventually("one waits", || waiters(&master) == Some(1));
@@ -217,7 +147,7 @@ async fn a_master_that_hangs_is_replaced_by_sentinel_for_holders_and_waiters() {
     let master = master();
     let replica = Server::replica_of(&master);
     let sentinels = Sentinels::watching(&master);
-    let lockkeeper = Lockkeeper::open(&sentinels.url).unwrap();
+    let lockkeeper = Lockkeeper::open(url_of(&sentinels)).unwrap();
     let held = hold(&lockkeeper, "book", ms(20_000)).await;
     let waiting = tokio::spawn(lockkeeper.acquire("book").wait(ms(60_000)).into_future());
     eventually("one waits", || waiters(&master) == Some(1));
