@@ -34,8 +34,14 @@ struct Faults {
     hang: u64,
     /// How many connections were made so far.
     connections: u64,
-    /// How many replies have come from the server so far, delivered or not.
-    replies: Arc<AtomicU64>,
+    travelled: Arc<Travelled>,
+}
+
+/// What has come to the proxy so far, delivered or not. A request or a reply that comes in parts is counted more than once.
+#[derive(Default)]
+struct Travelled {
+    requests: AtomicU64,
+    replies: AtomicU64,
 }
 
 /// Ends with all its connections when it is dropped.
@@ -76,7 +82,20 @@ impl Proxy {
 
     /// How many replies have come from the server so far. A later fault does not change their way.
     pub fn replies(&self) -> u64 {
-        self.faults.borrow().replies.load(Ordering::Relaxed)
+        self.faults
+            .borrow()
+            .travelled
+            .replies
+            .load(Ordering::Relaxed)
+    }
+
+    /// How many requests have come from the clients so far, delivered or not.
+    pub fn requests(&self) -> u64 {
+        self.faults
+            .borrow()
+            .travelled
+            .requests
+            .load(Ordering::Relaxed)
     }
 
     pub fn delay_replies(&self, delay: Duration) {
@@ -125,14 +144,14 @@ impl Proxy {
     /// Ends all faults: connections that were not cut go on where they stopped.
     pub fn mend(&self) {
         self.faults.send_modify(|faults| {
-            let replies = Arc::clone(&faults.replies);
-            *faults = Faults::none(faults.server, faults.connections, replies);
+            let travelled = Arc::clone(&faults.travelled);
+            *faults = Faults::none(faults.server, faults.connections, travelled);
         });
     }
 }
 
 impl Faults {
-    fn none(server: SocketAddr, connections: u64, replies: Arc<AtomicU64>) -> Faults {
+    fn none(server: SocketAddr, connections: u64, travelled: Arc<Travelled>) -> Faults {
         Faults {
             server,
             delay: Duration::ZERO,
@@ -143,7 +162,7 @@ impl Faults {
             cut: false,
             hang: 0,
             connections,
-            replies,
+            travelled,
         }
     }
 }
@@ -189,9 +208,11 @@ async fn connect(client: TcpStream, number: u64, mut faults: watch::Receiver<Fau
     let (mut replies, mut to_server) = server.into_split();
     let (up, down) = (faults.clone(), faults.clone());
     let delay = faults.borrow().delay_of_new;
+    let travelled = Arc::clone(&faults.borrow().travelled);
     let up = async {
         let mut buffer = vec![0; 64 * 1024];
         while let Ok(length @ 1..) = requests.read(&mut buffer).await {
+            travelled.requests.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(delay).await;
             if travelling(number, up.clone()).await.is_none()
                 || to_server.write_all(&buffer[..length]).await.is_err()
@@ -210,7 +231,7 @@ async fn connect(client: TcpStream, number: u64, mut faults: watch::Receiver<Fau
             let Some(faults) = travelling(number, down.clone()).await else {
                 break;
             };
-            faults.replies.fetch_add(1, Ordering::Relaxed);
+            faults.travelled.replies.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(faults.delay).await;
             if faults.cut_at_reply {
                 break;

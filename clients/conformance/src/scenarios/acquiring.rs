@@ -7,8 +7,7 @@ use testkit::proxy::Proxy;
 use testkit::{NO, Server, Setup, YES, ask, eventually, number};
 
 use super::{
-    calls, connections, ends_at, eventually_free, eventually_waiting, exists, lock_of, ms,
-    renewals, sleep,
+    calls, connections, ends_at, eventually_free, eventually_waiting, exists, lock_of, ms, renewals,
 };
 use crate::agent::{Kind, now_us};
 
@@ -260,12 +259,12 @@ pub fn a_grant_of_which_a_third_has_passed_is_renewed_first(kind: &Kind) {
     let client = agent.open(&proxy);
     client.connect();
     proxy.delay_replies(ms(900));
+    let replies = proxy.replies();
     let asked = client.acquire("book").ttl(2000).wait(20_000).begin();
-    eventually("it is granted unheard", || {
-        calls(&server, "lock.acquire") > 0
+    eventually("it is granted, and the reply is on its way", || {
+        calls(&server, "lock.acquire") > 0 && proxy.replies() > replies
     });
-    // Its reply is on its way now, and slow; what comes after it is not.
-    sleep(200);
+    // What comes after it is not slow.
     proxy.delay_replies(Duration::ZERO);
     let held = asked.held();
     assert!(held.remaining > ms(1200), "{:?}", held.remaining);

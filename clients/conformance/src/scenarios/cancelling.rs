@@ -26,8 +26,9 @@ pub fn a_cancelled_request_that_arrives_late_leaves_no_lock(kind: &Kind) {
     let client = agent.open(&proxy);
     client.connect();
     proxy.stop_old_connections();
+    let requests = proxy.requests();
     let asked = client.acquire("book").ttl(600_000).begin();
-    sleep(200);
+    eventually("it is on its way", || proxy.requests() > requests);
     asked.cancel();
     assert_eq!(asked.answer(), "cancelled");
     // What is released over a new connection comes before it.
@@ -97,6 +98,7 @@ pub fn a_cancelled_wait_is_released_however_late_its_request_arrives(kind: &Kind
     // On the way of the waits, not of what goes over the connection that is there.
     proxy.delay_requests_of_new_connections(ms(20));
     let mut holder = server.connect();
+    let before = connections(&server);
     for moment in 0..10 {
         fence(ask!(holder, "LOCK.ACQUIRE", "book", "holder", 60_000));
         let waiting = client.wait_for("book", 600_000, 20_000);
@@ -108,8 +110,10 @@ pub fn a_cancelled_wait_is_released_however_late_its_request_arrives(kind: &Kind
             assert_eq!(waiting.held().release(), "yes");
         }
         agent.settled();
-        eventually_free(&server, "book");
-        sleep(30);
+        // By then everything that was sent has arrived.
+        eventually("the connection of the wait is closed", || {
+            connections(&server) <= before
+        });
         assert!(!exists(&server, "book"), "after {moment} × 12 ms");
     }
 }

@@ -10,7 +10,7 @@ use testkit::{NO, OK, Server, YES, ask, eventually};
 
 use super::{
     calls, connections, eventually_free, eventually_renewed, eventually_waiting, exists, lock_of,
-    ms, renewals, sleep,
+    ms, renewals,
 };
 use crate::agent::{Client, Held, Kind, Pending};
 
@@ -373,11 +373,12 @@ pub fn a_downgrade_that_arrives_late_makes_no_writer_share(kind: &Kind) {
     let proxy = Proxy::to(&server);
     let held = agent.open(&proxy).hold("book", 12_000);
     proxy.delay_replies(ms(800));
-    let renewed = renewals(&server);
+    let (renewed, replies) = (renewals(&server), proxy.replies());
     let downgrading = held.begin("downgrade", json!({}));
-    eventually("it is renewed first", || renewals(&server) > renewed);
-    // The reply to that is on its way. What is asked after it stays on the way for long.
-    sleep(100);
+    eventually("it is renewed first, and the reply is on its way", || {
+        renewals(&server) > renewed && proxy.replies() > replies
+    });
+    // What is asked after it stays on the way for long.
     proxy.stop_old_connections();
     proxy.delay_replies(Duration::ZERO);
     let downgraded = downgrading.answer();
