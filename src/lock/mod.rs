@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use crate::time::{MAX_INTEGER, Ttl, UnixMs, UnixUs};
 
+use holders::is_list;
 pub use holders::{Holder, Holders, Limit, Value, may_be_list};
 
 /// Longest owner, in bytes. With the 17 bytes before it the value fits a small allocation.
@@ -409,15 +410,16 @@ pub fn renew(found: Found, owner: Owner, ttl: Ttl, now: UnixUs) -> Decision {
     only_for(
         owner,
         found,
-        now,
+        || now,
         Outcome::Renewed,
         |_| Effect::Expire { ends_at },
         |holders| holders.renew(owner, ends_at),
     )
 }
 
-/// LOCK.RELEASE: the lock is free, or the next one's.
-pub fn release(found: Found, owner: Owner, now: UnixUs) -> Decision {
+/// LOCK.RELEASE: the lock is free, or the next one's. `now`: asked only where there are several holders, since most
+/// releases need no clock.
+pub fn release(found: Found, owner: Owner, now: impl FnOnce() -> UnixUs) -> Decision {
     only_for(
         owner,
         found,
@@ -433,7 +435,7 @@ pub fn release(found: Found, owner: Owner, now: UnixUs) -> Decision {
 fn only_for(
     owner: Owner,
     found: Found,
-    now: UnixUs,
+    now: impl FnOnce() -> UnixUs,
     outcome: Outcome,
     alone: impl FnOnce(Option<Fence>) -> Effect,
     together: impl FnOnce(&mut Holders) -> bool,
@@ -442,7 +444,10 @@ fn only_for(
         Found::Nobody => Decision::refuse(Outcome::NotHeld),
         Found::Another => Decision::refuse(Outcome::NotOwner),
         Found::WrongType => Decision::refuse(Outcome::WrongType),
-        Found::Value(bytes) => match Holders::read(bytes, now) {
+        Found::Value(bytes) => match is_list(bytes)
+            .then(now)
+            .and_then(|now| Holders::read(bytes, now))
+        {
             Some(holders) if holders.is_empty() => Decision::refuse(Outcome::NotHeld),
             Some(mut holders) => match together(&mut holders) {
                 true => Decision::new(outcome, Effect::Hold(holders)),

@@ -187,7 +187,7 @@ fn what_is_released_tells_which_fence_the_next_one_must_be_above() {
         // Taken by hand under a name that reads as a value of ours.
         ("0000000000000007:me", "0000000000000007:me", Some(7)),
     ] {
-        let decision = release(Found::Value(value.as_bytes()), owner(name), NOW);
+        let decision = release(Found::Value(value.as_bytes()), owner(name), || NOW);
         assert_eq!(decision.outcome, Outcome::Released);
         let nobody = Holders::none_after(fence.and_then(Fence::new));
         assert_eq!(decision.effect, Effect::Hold(nobody));
@@ -210,7 +210,7 @@ fn another_owner_changes_nothing_and_learns_why() {
                 busy,
             ),
             (renew(found, other, ttl(1), NOW), refused),
-            (release(found, other, NOW), refused),
+            (release(found, other, || NOW), refused),
         ];
         for (decision, outcome) in decisions {
             assert_eq!(
@@ -226,14 +226,20 @@ fn another_owner_changes_nothing_and_learns_why() {
         renew(Found::Nobody, other, ttl(1), NOW).outcome,
         Outcome::NotHeld
     );
-    assert_eq!(release(Found::Nobody, other, NOW).outcome, Outcome::NotHeld);
+    assert_eq!(
+        release(Found::Nobody, other, || NOW).outcome,
+        Outcome::NotHeld
+    );
 }
 
 #[test]
 fn the_whole_value_is_a_name_too_even_when_it_reads_as_ours() {
     let value = "0000000000000007:me";
     let found = Found::Value(value.as_bytes());
-    assert_eq!(release(found, owner(value), NOW).outcome, Outcome::Released);
+    assert_eq!(
+        release(found, owner(value), || NOW).outcome,
+        Outcome::Released
+    );
     let Outcome::Acquired(fence) = acquire(
         found,
         None,
@@ -394,7 +400,7 @@ proptest! {
                     key.apply(decision.effect);
                 }
                 Step::Release => {
-                    let decision = release(key.found(), me, now);
+                    let decision = release(key.found(), me, || now);
                     if decision.outcome == Outcome::Released {
                         leases.remove(&who);
                     }
@@ -439,7 +445,7 @@ fn every_owner_gets_its_turn() {
         assert_eq!(decision.outcome, Outcome::Renewed);
         key.apply(decision.effect);
         now.0 += 9_000;
-        let decision = release(key.found(), me, now);
+        let decision = release(key.found(), me, || now);
         assert_eq!(decision.outcome, Outcome::Released);
         key.apply(decision.effect);
     }

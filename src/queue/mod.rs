@@ -401,8 +401,13 @@ impl<C: Copy + Ord> Queue<C> {
             && let Some(first) = self.admitted(lock, &holders)
             && let Some(grant) = self.take(first, holders.highest(), now, fences)
         {
+            let limit = grant.waiter.limit;
             holders.join(grant.holder());
             grants.push(grant);
+            // Nobody is admitted beside it, so nobody need be asked for.
+            if limit == Limit::EXCLUSIVE {
+                break;
+            }
         }
         let value = holders.value();
         let written = value.as_ref().map(|value| Seen {

@@ -424,7 +424,7 @@ impl Sim {
     fn release(&mut self, key: usize, owner: u8) {
         let (value, bytes) = (self.value(key), [owner]);
         let (found, _, asking) = find(&value, &bytes);
-        let decision = lock::release(found, asking, self.now.wall);
+        let decision = lock::release(found, asking, || self.now.wall);
         let left = self.queue.leave_owner(&lock_id(key), asking);
         if let Some(client) = left {
             self.see("gave up its turn");

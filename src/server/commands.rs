@@ -182,7 +182,7 @@ impl Handler for ReleaseCommand {
         let name = key(args)?;
         let owner = request::release(args.from(2))?;
         let key = ctx.open(name);
-        let decision = lock::release(keys::find(ctx, &key, owner), owner, unix_time());
+        let decision = lock::release(keys::find(ctx, &key, owner), owner, unix_time);
         if decision.outcome == Outcome::Released {
             State::with(ctx, |state| state.stats.releases += 1);
         }

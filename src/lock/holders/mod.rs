@@ -101,6 +101,12 @@ pub fn may_be_list(value_len: usize) -> bool {
     value_len >= SHORTEST
 }
 
+/// Whether a value begins as a list, so that it has to be read to know whether it is one.
+#[inline]
+pub fn is_list(value: &[u8]) -> bool {
+    value.first() == Some(&MARK)
+}
+
 impl Holders {
     /// Nobody, where this fence was before.
     pub fn none_after(fence: Option<Fence>) -> Holders {

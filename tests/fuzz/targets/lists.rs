@@ -121,7 +121,7 @@ fuzz_target!(|input: &[u8]| {
         false => Outcome::NotOwner,
     };
     let renewed = lock::renew(found, owner, ttl, now);
-    let released = lock::release(found, owner, now);
+    let released = lock::release(found, owner, || now);
     match (own, renewed.effect, released.effect) {
         (Some(_), Effect::Hold(renewed), Effect::Hold(released)) => {
             others(&renewed);

@@ -64,7 +64,7 @@ fuzz_target!(|input: &[u8]| {
     let request = LeaseRequest { owner, ttl, limit };
     let acquired = lock::acquire(found, before, request, true, now, &mut fences);
     let renewed = lock::renew(found, owner, ttl, now);
-    let released = lock::release(found, owner, now);
+    let released = lock::release(found, owner, || now);
     let shared = LeaseRequest {
         limit: Limit::SHARED,
         ..request
