@@ -22,14 +22,18 @@ pub fn run(server: &Server, options: &str, command: &[&str]) -> Command {
     without_terminal(server, run)
 }
 
-/// With the server in its environment, and a session of its own, which has no terminal.
+/// With the server in its environment, and a session of its own, which has no terminal. Whoever runs the tests
+/// may ignore signals, as a shell does in the background, Python and nohup: the command does not.
 pub fn without_terminal(server: &Server, mut command: Command) -> Command {
     command.env_remove("REDISCLI_AUTH");
     command.env("REDIS_URL", server.url());
-    // SAFETY: setsid is a system call that touches no memory.
+    // SAFETY: both are system calls that touch no memory.
     unsafe {
         command.pre_exec(|| {
             libc::setsid();
+            for signal in 1..=64 {
+                libc::signal(signal, libc::SIG_DFL);
+            }
             Ok(())
         })
     };
