@@ -20,6 +20,7 @@ type history struct {
 // event is one question, and what became of it.
 type event struct {
 	Tenure   int64
+	By       string // raw, or the name of an agent
 	Key      int
 	Did      string // acquire, renew, check, release, write
 	Wait     int64

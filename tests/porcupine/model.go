@@ -35,7 +35,7 @@ type hold struct {
 }
 
 // waiter is somebody who has been in the queue for so long that whoever comes now is behind.
-type waiter struct{ owner, asked int64 }
+type waiter struct{ owner, came, since int64 }
 
 func (l lock) equal(other lock) bool {
 	return l.hold == other.hold && slices.Equal(l.waiting, other.waiting)
@@ -85,7 +85,7 @@ func (m model) free(l lock) int64 {
 // passes tells whether a grant to this one passes over somebody who certainly waits, without a fault that explains it.
 func (m model) passes(l lock, o operation) bool {
 	return slices.ContainsFunc(l.waiting, func(w waiter) bool {
-		return w.owner != o.owner && w.asked+idle < o.came && !slices.ContainsFunc(m.faults, m.between(w.asked-recovery, o.until))
+		return w.owner != o.owner && w.since < o.came && !slices.ContainsFunc(m.faults, m.between(w.came-recovery, o.until))
 	})
 }
 
@@ -137,7 +137,7 @@ func (m model) step(l lock, o operation) []lock {
 		}
 	case waits:
 		if !isOwner { // who was granted it has not heard of it yet
-			next.waiting = append(slices.Clone(next.waiting), waiter{o.owner, o.since - idle})
+			next.waiting = append(slices.Clone(next.waiting), waiter{o.owner, o.came, o.since})
 		}
 	case writes:
 		if !o.accepted && isOwner {

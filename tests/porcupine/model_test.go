@@ -15,7 +15,7 @@ const (
 )
 
 func asked(tenure int64, did string, from, to int64, answer string) event {
-	return event{Tenure: tenure, Did: did, Asked: from, Answered: &to, Answer: answer}
+	return event{Tenure: tenure, By: "raw", Did: did, Asked: from, Answered: &to, Answer: answer}
 }
 
 // got is a grant at once, to one who does not wait.
@@ -36,6 +36,12 @@ func released(tenure, at int64) event { return asked(tenure, "release", at, at+1
 func wrote(tenure, at, order, fence int64, answer string) event {
 	e := asked(tenure, "write", at, at, answer)
 	e.Order, e.Shown = order, fence
+	return e
+}
+
+// helped is the event of an owner that works through a helper.
+func helped(e event) event {
+	e.By = "go"
 	return e
 }
 
@@ -86,6 +92,8 @@ func TestTheModelIsALock(t *testing.T) {
 		"the storage refuses the owner": {false, []event{got(1, 0, 5), wrote(1, 20, 1, 5, "refused")}, nil},
 		"who waits is passed over": {false, []event{got(1, 0, 5), released(1, 2*second), got(3, 2*second+20, 6),
 			released(3, 2*second+50), waited(got(2, 2*second+60, 7), 100)}, nil},
+		"who waits through a helper may be on its way": {true, []event{got(1, 0, 5), released(1, 2*second), got(3, 2*second+20, 6),
+			released(3, 2*second+50), helped(waited(got(2, 2*second+60, 7), 100))}, nil},
 		"who comes a little later is served before": {true, []event{got(1, 0, 5), released(1, 20), waited(got(3, 40, 6), 11),
 			released(3, 60), waited(got(2, 70, 7), 10)}, nil},
 	} {
@@ -114,8 +122,8 @@ func TestAHistoryIsReadAsItIsRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	two := int64(2)
-	first := event{Key: 2, Did: "acquire", Wait: 3000000, Safe: true, Asked: 1, Answered: &two, Answer: "held", Fence: 1795986866264000, Until: 1000001}
-	last := event{Key: 2, Did: "release", Asked: 3}
+	first := event{By: "go", Key: 2, Did: "acquire", Wait: 3000000, Safe: true, Asked: 1, Answered: &two, Answer: "held", Fence: 1795986866264000, Until: 1000001}
+	last := event{By: "go", Key: 2, Did: "release", Asked: 3}
 	expected := history{"quiet", ttl, []event{first, last}, []fault{{"kill -9 and restart", 4, 5, true, 6}}, []string{"SameFence"}}
 	if !reflect.DeepEqual(*h, expected) {
 		t.Fatalf("found %+v, expected %+v", *h, expected)

@@ -37,8 +37,14 @@ type operation struct {
 	accepted     bool
 }
 
-// idle is how much later than another somebody must come to be certainly behind: MAX_IDLE of tests/chaos/checker.rs.
-const idle = 900_000
+// onItsWay is how long it may take until who asks is in the queue, and whoever comes then certainly behind: on_its_way of
+// tests/chaos/checker.rs.
+func (e event) onItsWay() int64 {
+	if e.By == "raw" {
+		return 900_000
+	}
+	return 2_000_000
+}
 
 // operations gives those of each key.
 func operations(h *history) map[int][]porcupine.Operation {
@@ -73,9 +79,9 @@ func operations(h *history) map[int][]porcupine.Operation {
 			o.verb = what
 			all[e.Key] = append(all[e.Key], porcupine.Operation{ClientId: int(e.Tenure), Input: o, Call: o.since, Return: o.until})
 		}
-		if o.until > e.Asked+idle && e.Did == "acquire" && e.Wait > 0 {
+		if queued := e.Asked + e.onItsWay(); o.until > queued && e.Did == "acquire" && e.Wait > 0 {
 			answered := o
-			o.since, o.until = e.Asked+idle, e.Asked+idle
+			o.since, o.until = queued, queued
 			add(waits)
 			o = answered
 		}
