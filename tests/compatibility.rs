@@ -12,6 +12,7 @@ use testkit::client::{hold, open};
 use testkit::{PATIENCE, Server, info_fields};
 
 const SESSION_0_1: &str = include_str!("compatibility/0.1.txt");
+const SEVERAL_0_1: &str = include_str!("compatibility/0.1-several.txt");
 const INFO_0_1: &str = include_str!("compatibility/0.1-info.txt");
 const REQUESTS_0_1: &str = include_str!("compatibility/0.1-requests.txt");
 
@@ -64,12 +65,23 @@ fn agrees(recorded: &str, line: &str, fence: &mut String) -> bool {
 
 #[test]
 fn a_client_of_0_1_gets_what_it_expects() {
+    assert!(replay(SESSION_0_1) > 50);
+}
+
+#[test]
+fn holders_of_0_1_that_share_a_lock_get_what_they_expect() {
+    assert!(replay(SEVERAL_0_1) > 50);
+}
+
+/// How many lines of replies there were.
+#[track_caller]
+fn replay(session: &str) -> usize {
     let server = Server::start();
     let mut raw = Raw::connect(&server);
     let mut fence = String::new();
     let mut command = "";
     let mut replies = 0;
-    let recorded = SESSION_0_1
+    let recorded = session
         .lines()
         .filter(|line| !line.is_empty() && !line.starts_with('#'));
     for recorded in recorded {
@@ -87,7 +99,7 @@ fn a_client_of_0_1_gets_what_it_expects() {
             replies += 1;
         }
     }
-    assert!(replies > 50);
+    replies
 }
 
 #[test]

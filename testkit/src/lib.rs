@@ -169,6 +169,11 @@ pub fn module() -> &'static Path {
     })
 }
 
+/// The module that takes over in an upgrade: the one in LOCKKEEPER_TEST_NEXT_MODULE, or the same once more.
+pub fn next_module() -> PathBuf {
+    setting("LOCKKEEPER_TEST_NEXT_MODULE", module().to_owned())
+}
+
 /// The command `lockkeeper` as released.
 pub fn command_line() -> &'static Path {
     static COMMAND: OnceLock<PathBuf> = OnceLock::new();
@@ -305,6 +310,12 @@ impl Setup {
         self
     }
 
+    /// With this one instead of [`module`].
+    pub fn module(mut self, module: &Path) -> Setup {
+        self.module = vec![module.display().to_string()];
+        self
+    }
+
     pub fn module_arg(mut self, arg: &str) -> Setup {
         self.module.push(arg.to_owned());
         self
@@ -326,6 +337,18 @@ impl Setup {
     pub fn start(self) -> Server {
         self.try_start()
             .unwrap_or_else(|log| panic!("the server did not start:\n{log}"))
+    }
+
+    /// A replica that is in sync when this returns.
+    #[track_caller]
+    pub fn start_replica_of(self, master: &Server) -> Server {
+        let port = master.port.to_string();
+        let replica = self.args(&["--replicaof", "127.0.0.1", &port]).start();
+        let mut redis = replica.connect();
+        eventually("the replica is in sync", || {
+            info::<String>(&mut redis, "replication", "master_link_status") == "up"
+        });
+        replica
     }
 
     /// The log instead of a server if it ended before it was ready.
@@ -380,12 +403,7 @@ impl Server {
     /// A replica that is in sync when this returns.
     #[track_caller]
     pub fn replica_of(master: &Server) -> Server {
-        let replica = Server::with(&["--replicaof", "127.0.0.1", &master.port.to_string()]);
-        let mut redis = replica.connect();
-        eventually("the replica is in sync", || {
-            info::<String>(&mut redis, "replication", "master_link_status") == "up"
-        });
-        replica
+        Setup::new().start_replica_of(master)
     }
 
     /// Over the unix socket; no reply takes longer than [`PATIENCE`] without failing the test.

@@ -57,10 +57,31 @@ fn a_snapshot_brings_every_lease_back() {
     assert_goes_on(&server, "k");
 }
 
+/// From this version to the next, and back.
+#[test]
+fn an_upgrade_in_place_keeps_every_lease() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    for next in [next_module(), module().to_owned()] {
+        let before = two_hold(&mut redis, "k");
+        assert_eq!(ask!(redis, "MODULE", "UNLOAD", "lockkeeper"), OK);
+        assert_eq!(run(&mut redis, "SET k token NX PX 1000"), NULL);
+        assert_eq!(
+            ask!(redis, "MODULE", "LOAD", next.display().to_string()),
+            OK
+        );
+        assert_eq!(state(&mut redis, "k"), before);
+        assert_goes_on(&server, "k");
+        assert_eq!(run(&mut redis, "DEL k"), YES);
+    }
+}
+
 #[test]
 fn a_replica_that_becomes_master_has_every_lease() {
     let master = Server::start();
-    let replica = Server::replica_of(&master);
+    let replica = Setup::new()
+        .module(&next_module())
+        .start_replica_of(&master);
     let mut redis = master.connect();
     let before = two_hold(&mut redis, "k");
     assert_eq!(ask!(redis, "WAIT", 1, PATIENCE.as_millis() as u64), YES);
@@ -75,7 +96,7 @@ fn a_replica_that_becomes_master_has_every_lease() {
 fn a_server_without_the_module_keeps_the_list_and_everybody_out() {
     let master = Server::start();
     let port = master.port().to_string();
-    let replica = testkit::Setup::new()
+    let replica = Setup::new()
         .without_module()
         .args(&["--replicaof", "127.0.0.1", &port])
         .start();
