@@ -75,7 +75,7 @@ fn start(kind: &Kind, place: &Value) -> Arc<Agent> {
 
 fn live(tenure: &Tenure, agent: &Agent, random: &mut Rng, safe: bool) {
     let run = tenure.run;
-    let (question, _) = tenure.asks(Did::Acquire {
+    let (question, asked) = tenure.asks(Did::Acquire {
         wait: us(WAIT),
         safe,
     });
@@ -83,8 +83,8 @@ fn live(tenure: &Tenure, agent: &Agent, random: &mut Rng, safe: bool) {
         "client": CLIENT, "key": tenure.key(), "ttl_ms": run.ttl.as_millis() as u64,
         "wait_ms": WAIT.as_millis() as u64, "min_replicas": u8::from(safe),
     });
-    let asked = agent.begin("acquire", acquire);
-    let held = match asked.answer_unless_it_ends() {
+    let answer = agent.begin("acquire", acquire).answer_unless_it_ends();
+    let held = match answer {
         Some(held) if held == "held" => held,
         other => {
             tenure.answered(question, not_held(other));
@@ -92,7 +92,11 @@ fn live(tenure: &Tenure, agent: &Agent, random: &mut Rng, safe: bool) {
         }
     };
     let (lock, fence) = (held.number("lock"), held.number("fence"));
-    let until = run.at(held.at()) + us(held.remaining());
+    let until = match us(held.remaining()) {
+        // It had ended by then, and nobody knows when: so it is certain for no time.
+        0 => asked,
+        left => run.at(held.at()) + left,
+    };
     tenure.answered(question, Answer::Held { fence, until });
     run.another_section();
     let asks = |what: &str| {
