@@ -23,10 +23,11 @@ use std::time::{Duration, Instant};
 
 use checker::{Kind, check};
 use client::Raw;
-use faulty::{CountsInRedis, GivesTwice, ReleasesWhatItFinds, Unconfirmed};
+use faulty::{AllowsOneTooMany, CountsInRedis, GivesTwice, ReleasesWhatItFinds, Unconfirmed};
 use history::History;
 use lockkeeper_conformance::agent;
 use report::Report;
+use run::{ALONE, Limits, MIXED};
 use scenario::Durability;
 use testkit::{Server, Setup, YES, ask, setting};
 
@@ -62,7 +63,7 @@ fn assert_found_in_one_of_five_runs(kinds: &[Kind], name: &str, run: impl Fn(u64
 
 #[test]
 fn nothing_is_lost_over_kills_and_restarts() {
-    let history = scenario::restarts(1, 3, Durability::Always);
+    let history = scenario::restarts(1, 3, Durability::Always, ALONE);
     let verdict = check(&history);
     assert!(verdict.lost.is_empty(), "{:?}", verdict.lost);
     assert_no_violation("kill -9, appendfsync always", 1, &history);
@@ -70,7 +71,7 @@ fn nothing_is_lost_over_kills_and_restarts() {
 
 #[test]
 fn nothing_is_lost_while_servers_and_agents_are_paused_and_killed() {
-    let history = scenario::mixed_crews(1, 8);
+    let history = scenario::mixed_crews(1, 8, ALONE);
     let verdict = check(&history);
     assert!(verdict.lost.is_empty(), "{:?}", verdict.lost);
     assert_no_violation("mixed crews", 1, &history);
@@ -79,16 +80,37 @@ fn nothing_is_lost_while_servers_and_agents_are_paused_and_killed() {
 #[test]
 fn correct_owners_cause_no_violation() {
     let server = Server::start();
-    let history = scenario::quiet(1, 60, &server, Raw::at);
-    assert_no_violation("quiet", 1, &history);
+    for (name, limits) in [("quiet", ALONE), ("quiet, with limits", MIXED)] {
+        let history = scenario::quiet(1, 60, limits, &server, Raw::at);
+        assert_no_violation(name, 1, &history);
+    }
+}
+
+#[test]
+fn no_holder_has_more_company_than_it_allows_while_servers_and_agents_are_paused_and_killed() {
+    let history = scenario::mixed_crews(1, 4, MIXED);
+    let report = report("mixed crews, with limits", 1, &history);
+    assert!(report.verdict.violations.is_empty(), "{report}");
+    assert!(report.verdict.lost.is_empty(), "{report}");
+    assert!(report.verdict.beside > 20, "or this tests nothing");
+}
+
+#[test]
+fn a_holder_beyond_a_limit_is_found_in_one_of_five_runs() {
+    let server = Server::start();
+    let client = |endpoint| AllowsOneTooMany(Raw::at(endpoint));
+    let name = "planted: a limit that is one too high";
+    assert_found_in_one_of_five_runs(&[Kind::TooMany], name, |seed| {
+        scenario::quiet(seed, 60, MIXED, &server, client)
+    });
 }
 
 #[test]
 fn a_release_without_owner_check_is_found_in_one_of_five_runs() {
     let server = Server::start();
     let client = |endpoint| ReleasesWhatItFinds(Raw::at(endpoint));
-    assert_found_in_one_of_five_runs(&[Kind::TwoOwners], "planted: DEL for a release", |seed| {
-        scenario::quiet(seed, 60, &server, client)
+    assert_found_in_one_of_five_runs(&[Kind::TooMany], "planted: DEL for a release", |seed| {
+        scenario::quiet(seed, 60, ALONE, &server, client)
     });
 }
 
@@ -109,7 +131,7 @@ fn an_unconfirmed_grant_that_is_given_twice_is_found_in_one_of_five_runs() {
     assert_found_in_one_of_five_runs(&kinds, "planted: a grant given twice", |seed| {
         let unconfirmed = Unconfirmed::default();
         let client = |endpoint| GivesTwice::at(endpoint, unconfirmed.clone());
-        scenario::quiet(seed, 60, &Server::start(), client)
+        scenario::quiet(seed, 60, ALONE, &Server::start(), client)
     });
 }
 
@@ -122,14 +144,14 @@ fn a_lost_wake_up_is_found_in_one_of_five_runs() {
         .start();
     assert_eq!(ask!(server.connect(), "LOCK.DEBUG", "DEAF"), YES);
     assert_found_in_one_of_five_runs(&[Kind::PassedOver], "planted: no wake-ups", |seed| {
-        scenario::quiet(seed, 300, &server, Raw::at)
+        scenario::quiet(seed, 300, ALONE, &server, Raw::at)
     });
 }
 
 #[test]
 fn an_agent_that_believes_its_watchdog_is_found_in_one_of_five_runs() {
     let faulty = || agent::Kind::new("faulty", env!("CARGO_BIN_EXE_agent-faulty"));
-    let kinds = [Kind::TwoOwners];
+    let kinds = [Kind::TooMany];
     assert_found_in_one_of_five_runs(&kinds, "planted: a watchdog that is believed", |seed| {
         scenario::stopped(seed, 5, faulty().arg("believes-its-watchdog"))
     });
@@ -150,9 +172,14 @@ fn rounds() {
     println!("server {}", scenario::version(&Server::start()));
     loop {
         for (name, run) in SCENARIOS {
-            if name.contains(&only) {
-                let report = report(name, seed, &run(seed));
-                failed |= !report.verdict.violations.is_empty();
+            for (name, limits) in [
+                ((*name).to_owned(), ALONE),
+                (format!("{name}, with limits"), MIXED),
+            ] {
+                if name.contains(&only) {
+                    let report = report(&name, seed, &run(seed, limits));
+                    failed |= !report.verdict.violations.is_empty();
+                }
             }
         }
         if start.elapsed() >= time {
@@ -163,29 +190,30 @@ fn rounds() {
     assert!(!failed, "violations above");
 }
 
-type Scenario = fn(u64) -> History;
+type Scenario = fn(u64, Limits) -> History;
 
 const SCENARIOS: &[(&str, Scenario)] = &[
-    ("kill -9, appendfsync always", |seed| {
-        scenario::restarts(seed, ROUNDS, Durability::Always)
+    ("kill -9, appendfsync always", |seed, limits| {
+        scenario::restarts(seed, ROUNDS, Durability::Always, limits)
     }),
-    ("kill -9, appendfsync everysec", |seed| {
-        scenario::restarts(seed, ROUNDS, Durability::EverySecond)
+    ("kill -9, appendfsync everysec", |seed, limits| {
+        scenario::restarts(seed, ROUNDS, Durability::EverySecond, limits)
     }),
-    ("kill -9, snapshots only", |seed| {
-        scenario::restarts(seed, ROUNDS, Durability::Snapshots)
+    ("kill -9, snapshots only", |seed, limits| {
+        scenario::restarts(seed, ROUNDS, Durability::Snapshots, limits)
     }),
     (
         "mixed crews, servers and agents paused and killed",
-        |seed| scenario::mixed_crews(seed, ROUNDS),
+        |seed, limits| scenario::mixed_crews(seed, ROUNDS, limits),
     ),
-    ("sentinels, master killed, a clock 500 ms behind", |seed| {
-        scenario::failovers(seed, ROUNDS)
+    (
+        "sentinels, master killed, a clock 500 ms behind",
+        |seed, limits| scenario::failovers(seed, ROUNDS, limits),
+    ),
+    ("FAILOVER, a clock 500 ms behind", |seed, limits| {
+        scenario::planned(seed, ROUNDS, limits)
     }),
-    ("FAILOVER, a clock 500 ms behind", |seed| {
-        scenario::planned(seed, ROUNDS)
-    }),
-    ("cluster, slots moved, master killed", |seed| {
-        scenario::cluster(seed, ROUNDS)
+    ("cluster, slots moved, master killed", |seed, limits| {
+        scenario::cluster(seed, ROUNDS, limits)
     }),
 ];

@@ -31,19 +31,19 @@ const RECOVERY: Us = 2_500_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Two owners held valid leases at one instant.
-    TwoOwners,
+    /// More owners held valid leases at one instant than one of them allows.
+    TooMany,
     /// A lease ended before its time.
     EndedEarly,
     /// Two owners were given the same fence.
     SameFence,
-    /// An owner holds after one with a newer fence was notified.
+    /// An owner asked after one with a newer fence was notified, or holds after one who is to be alone was.
     OlderFence,
-    /// The storage accepted an older fence, or one of two owners.
+    /// The storage accepted a fence older than that of an owner who was to be alone, or one of two owners.
     StorageFooled,
     /// The storage refused an owner with a valid lease.
     OwnerRefused,
-    /// Nobody held the lock, somebody waited, and nothing happened.
+    /// Somebody waited, whoever waited would have been let in, and nobody was.
     NobodyWoken,
     /// Somebody waited, and one who came much later was given the lock.
     PassedOver,
@@ -65,6 +65,8 @@ pub struct Verdict {
     pub sections: usize,
     /// Those of them that a replica had acknowledged.
     pub safe: usize,
+    /// Those of them that began while another owner held the lock.
+    pub beside: usize,
     pub violations: Vec<Finding>,
     /// What a fault that may lose something explains.
     pub lost: Vec<Finding>,
@@ -102,7 +104,7 @@ pub fn check(history: &History) -> Verdict {
         checker.idleness(events, &tenures, &holds);
         checker.order(events);
         checker.fences(&mut holds);
-        checker.owners(&mut holds);
+        checker.company(&mut holds);
     }
     checker.verdict
 }
@@ -120,8 +122,11 @@ fn tenures<'e>(events: &[&'e Event]) -> BTreeMap<u64, Vec<&'e Event>> {
 struct Hold {
     tenure: u64,
     key: usize,
+    limit: u16,
     fence: u64,
     safe: bool,
+    /// When it was first asked for.
+    came: Us,
     notified: Us,
     /// When it was asked for and until when it was then certain, for every confirmation.
     confirmations: Vec<(Us, Us)>,
@@ -146,8 +151,10 @@ impl Hold {
                     let hold = hold.get_or_insert_with(|| Hold {
                         tenure: event.tenure,
                         key: event.key,
+                        limit: event.limit,
                         fence: *fence,
                         safe: matches!(event.did, Did::Acquire { safe: true, .. }),
+                        came: events[0].asked,
                         notified: *at,
                         confirmations: vec![],
                         denied: None,
@@ -189,6 +196,21 @@ impl Hold {
     }
 }
 
+/// Whether nobody who holds with these limits has more company than it allows.
+fn is_allowed<'l>(limits: impl Iterator<Item = &'l u16> + Clone) -> bool {
+    let holding = limits.clone().count();
+    limits
+        .min()
+        .is_none_or(|limit| usize::from(*limit) >= holding)
+}
+
+/// Why a lease may have ended before its time.
+#[derive(PartialEq)]
+enum Excuse {
+    Shortened,
+    Lost,
+}
+
 struct Checker<'h> {
     history: &'h History,
     verdict: Verdict,
@@ -201,35 +223,38 @@ impl Checker<'_> {
     }
 
     /// `short` is by how much the lease of `hold` fell short at `at`.
-    fn broken(&mut self, kind: Kind, hold: &Hold, at: Us, short: Us, other: Option<&Hold>) {
+    fn excuse(&self, hold: &Hold, at: Us, short: Us) -> Option<Excuse> {
         // A yes counts from when the server was asked, which only its end tells.
         let confirmed = hold.confirmed_before(at).1.saturating_sub(self.history.ttl);
         let faults = || self.fault_between(confirmed, at);
-        let shortened = faults().any(|fault| short <= fault.skew);
-        let lost = !hold.safe && faults().any(|fault| fault.loses);
-        let tenures = [Some(hold), other].into_iter().flatten();
-        let finding = Finding {
-            kind,
-            key: hold.key,
-            at,
-            tenures: tenures.map(|hold| hold.tenure).collect(),
-        };
-        let verdict = &mut self.verdict;
-        match (shortened, lost) {
-            (true, _) => verdict.shortened.push(finding),
-            (false, true) => verdict.lost.push(finding),
-            (false, false) => verdict.violations.push(finding),
+        if faults().any(|fault| short <= fault.skew) {
+            return Some(Excuse::Shortened);
         }
+        let lost = !hold.safe && faults().any(|fault| fault.loses);
+        lost.then_some(Excuse::Lost)
+    }
+
+    fn broken(&mut self, kind: Kind, hold: &Hold, at: Us, short: Us) {
+        let excuse = self.excuse(hold, at, short);
+        self.found(kind, hold.key, at, vec![hold.tenure], excuse);
     }
 
     fn violation(&mut self, kind: Kind, key: usize, at: Us, tenures: Vec<u64>) {
-        let finding = Finding {
+        self.found(kind, key, at, tenures, None);
+    }
+
+    fn found(&mut self, kind: Kind, key: usize, at: Us, tenures: Vec<u64>, excuse: Option<Excuse>) {
+        let findings = match excuse {
+            Some(Excuse::Shortened) => &mut self.verdict.shortened,
+            Some(Excuse::Lost) => &mut self.verdict.lost,
+            None => &mut self.verdict.violations,
+        };
+        findings.push(Finding {
             kind,
             key,
             at,
             tenures,
-        };
-        self.verdict.violations.push(finding);
+        });
     }
 
     fn answers(&mut self, events: &[&Event]) {
@@ -265,40 +290,60 @@ impl Checker<'_> {
             // Of the lease as it was before the release was asked for.
             let end = hold.confirmed_before(denied).1;
             if denied < end {
-                self.broken(Kind::EndedEarly, hold, denied, end - denied, None);
+                self.broken(Kind::EndedEarly, hold, denied, end - denied);
             }
         }
     }
 
-    fn owners(&mut self, holds: &mut [Hold]) {
+    /// At no moment has a holder more company than it allows.
+    fn company(&mut self, holds: &mut [Hold]) {
         holds.sort_by_key(|hold| hold.notified);
-        let mut longest: Option<&Hold> = None;
+        let mut together: Vec<&Hold> = vec![];
         for hold in &*holds {
-            if let Some(before) = longest {
-                let end = before.believed_until();
-                if end > hold.notified && hold.believed_until() > hold.notified {
-                    let short = end - hold.notified;
-                    self.broken(Kind::TwoOwners, before, hold.notified, short, Some(hold));
-                }
-                if end >= hold.believed_until() {
-                    continue;
-                }
+            let at = hold.notified;
+            together.retain(|before| before.believed_until() > at);
+            if hold.believed_until() <= at {
+                continue;
             }
-            longest = Some(hold);
+            self.verdict.beside += usize::from(!together.is_empty());
+            let excuse = |before: &Hold| self.excuse(before, at, before.believed_until() - at);
+            // As if all had gone whose end can be explained so.
+            let allowed_without = |is_gone: &dyn Fn(&Hold) -> bool| {
+                let others = together.iter().filter(|before| !is_gone(before));
+                is_allowed(others.chain([&hold]).map(|hold| &hold.limit))
+            };
+            if !allowed_without(&|_| false) {
+                let is_shortened = |before: &Hold| excuse(before) == Some(Excuse::Shortened);
+                let excuse = if allowed_without(&is_shortened) {
+                    Some(Excuse::Shortened)
+                } else if allowed_without(&|before| excuse(before).is_some()) {
+                    Some(Excuse::Lost)
+                } else {
+                    None
+                };
+                let all = together.iter().chain([&hold]);
+                let tenures = all.map(|hold| hold.tenure).collect();
+                self.found(Kind::TooMany, hold.key, at, tenures, excuse);
+            }
+            together.push(hold);
         }
     }
 
-    /// Fences grow even over what is lost.
+    /// Fences grow even over what is lost, and that of an owner who is to be alone ends all before.
     fn fences(&mut self, holds: &mut [Hold]) {
         holds.sort_by_key(|hold| hold.fence);
-        let mut latest: Option<(Us, u64)> = None;
+        let (mut last_came, mut last_yes) = (None, None);
         for pair in holds.windows(2) {
             let [older, newer] = pair else { unreachable!() };
             // What the server confirmed, not what its owner believed: a lease counts from the question.
             let ends = older.confirmations.iter().map(|(_, until)| *until);
-            let last_yes = ends.max().unwrap_or(0).saturating_sub(self.history.ttl);
-            let last_yes = (last_yes, older.tenure);
-            latest = latest.max(Some(last_yes));
+            let yes = ends.max().unwrap_or(0).saturating_sub(self.history.ttl);
+            last_came = last_came.max(Some((older.came, older.tenure)));
+            last_yes = last_yes.max(Some((yes, older.tenure)));
+            let latest = match newer.limit {
+                1 => last_yes,
+                _ => last_came,
+            };
             if older.fence == newer.fence {
                 let both = vec![older.tenure, newer.tenure];
                 self.violation(Kind::SameFence, newer.key, newer.notified, both);
@@ -330,13 +375,15 @@ impl Checker<'_> {
                     {
                         self.violation(Kind::StorageFooled, event.key, at, vec![owner, tenure]);
                     }
-                    newest = newest.max(Some((fence, tenure)));
+                    if event.limit == 1 {
+                        newest = newest.max(Some((fence, tenure)));
+                    }
                 }
                 Some((at, Answer::Refused)) => {
                     let hold = holds.iter().find(|hold| hold.tenure == tenure);
                     if let Some(hold) = hold.filter(|hold| at < hold.believed_until()) {
                         let short = hold.until - at;
-                        self.broken(Kind::OwnerRefused, hold, at, short, None);
+                        self.broken(Kind::OwnerRefused, hold, at, short);
                     }
                 }
                 _ => {}
@@ -355,15 +402,24 @@ impl Checker<'_> {
             first_asked.entry(event.tenure).or_insert(event.asked);
         }
         for granted in acquires() {
-            let Some((notified, Answer::Held { .. })) = granted.answer else {
+            let Some((notified, Answer::Held { fence, .. })) = granted.answer else {
                 continue;
             };
             // Who hangs up while it is granted, and asks again, is notified of that grant.
             let came = first_asked[&granted.tenure];
             let mut earlier = acquires().filter(|event| event.asked + on_its_way(event) < came);
             let passed = |event: &&&Event| {
-                let waits = matches!(event.did, Did::Acquire { wait: 1.., .. });
-                waits && event.answer.as_ref().is_some_and(|(at, _)| *at > notified)
+                // Several hear in any order of what became of them in one step: of those who are let in together the
+                // fences tell who was first, and who leaves the head of the queue lets others in.
+                let was_first = match (&event.did, &event.answer) {
+                    (_, Some((_, Answer::Held { fence: its, .. }))) => *its < fence,
+                    (Did::Acquire { wait, .. }, Some((_, Answer::Not))) => {
+                        event.asked + wait <= notified
+                    }
+                    _ => false,
+                };
+                let is_later = event.answer.is_some() && event.answered() > notified;
+                event.waits() && is_later && !was_first
             };
             let Some(waiter) = earlier.find(passed) else {
                 continue;
@@ -376,7 +432,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Between two times at which somebody may hold the lock, nobody waits for long.
+    /// While there is a place for whoever waits, nobody waits for long.
     fn idleness(
         &mut self,
         events: &[&Event],
@@ -388,37 +444,68 @@ impl Checker<'_> {
             .iter()
             .map(|hold| (hold.tenure, hold.notified))
             .collect();
-        let faults = self.history.faults.iter().map(|fault| {
-            let after = if fault.loses { ttl } else { 0 } + fault.skew + RECOVERY;
-            (fault.from, fault.to + after)
-        });
-        let mut busy: Vec<(Us, Us)> = faults.collect();
-        for (tenure, events) in tenures {
-            busy.extend(maybe_held(events, notified.get(tenure).copied(), ttl));
-        }
-        busy.sort();
-        let Some((first, _)) = busy.first() else {
-            return;
-        };
-        let mut free_since = *first;
-        for (from, to) in busy {
-            let waits = |event: &&&Event| {
-                let woken_at = free_since + on_its_way(event);
-                let answered = event.answer.as_ref().map_or(Us::MAX, |(at, _)| *at);
-                matches!(event.did, Did::Acquire { wait: 1.., .. })
-                    && event.asked <= free_since
-                    && from.min(answered) > woken_at
-            };
-            if from > free_since + MAX_IDLE
-                && let Some(waiter) = events.iter().find(waits)
-            {
-                let (key, tenure) = (waiter.key, waiter.tenure);
-                let woken_at = free_since + on_its_way(waiter);
-                self.violation(Kind::NobodyWoken, key, woken_at, vec![tenure]);
+        let mut moments = vec![];
+        let mut note = |crowd, limit, from, to| {
+            if from < to {
+                moments.extend([(from, true, crowd, limit), (to, false, crowd, limit)]);
             }
-            free_since = free_since.max(to);
+        };
+        for fault in &self.history.faults {
+            // Then nobody is let in.
+            let after = if fault.loses { ttl } else { 0 } + fault.skew + RECOVERY;
+            note(Crowd::MayHold, 0, fault.from, fault.to + after);
+        }
+        for (tenure, events) in tenures {
+            if let Some((from, to)) = maybe_held(events, notified.get(tenure).copied(), ttl) {
+                note(Crowd::MayHold, events[0].limit, from, to);
+            }
+        }
+        for event in events.iter().filter(|event| event.waits()) {
+            note(Crowd::Waits, event.limit, event.asked, event.answered());
+        }
+        moments.sort();
+        let (mut holding, mut waiting) = (vec![], vec![]);
+        let mut free_since = None;
+        for (at, comes, crowd, limit) in moments {
+            if let Some(since) = free_since
+                && at > since + MAX_IDLE
+                && let Some(waiter) = events.iter().find(|event| {
+                    let woken_at = since + on_its_way(event);
+                    event.waits() && event.asked <= since && at.min(event.answered()) > woken_at
+                })
+            {
+                let woken_at = since + on_its_way(waiter);
+                self.violation(Kind::NobodyWoken, waiter.key, woken_at, vec![waiter.tenure]);
+                free_since = Some(at);
+            }
+            let limits = match crowd {
+                Crowd::MayHold => &mut holding,
+                Crowd::Waits => &mut waiting,
+            };
+            if comes {
+                limits.push(limit);
+            } else {
+                let one = limits.iter().position(|of| *of == limit);
+                limits.swap_remove(one.unwrap());
+            }
+            // Whoever of them is the first who waits.
+            let strictest = holding.iter().chain(&waiting).min();
+            let is_free = strictest.is_none_or(|limit| usize::from(*limit) > holding.len());
+            free_since = match is_free {
+                false => None,
+                true if comes && crowd == Crowd::MayHold => Some(at),
+                // Before somebody has held it, owners and servers have only begun.
+                true if comes => free_since,
+                true => free_since.or(Some(at)),
+            };
         }
     }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Crowd {
+    MayHold,
+    Waits,
 }
 
 /// When the owner of these events may hold the lock at most.

@@ -6,6 +6,8 @@ use std::time::Duration;
 use redis::cluster::{ClusterClient, ClusterConnection};
 use redis::{Cmd, Connection, ConnectionLike, ErrorKind, RedisError, Value};
 
+use super::run::SHARED;
+
 /// What became of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
@@ -24,11 +26,13 @@ pub trait Client: Send {
     fn release(&mut self, request: &Request) -> Outcome;
 }
 
+#[derive(Clone)]
 pub struct Request {
     pub key: String,
     pub owner: String,
     pub ttl: Duration,
     pub wait: Duration,
+    pub limit: u16,
 }
 
 /// How long after the end of a wait silence counts as no reply.
@@ -166,6 +170,11 @@ impl Client for Raw {
         acquire.arg(request.ttl.as_millis() as u64);
         if !request.wait.is_zero() {
             acquire.arg("WAIT").arg(request.wait.as_millis() as u64);
+        }
+        match request.limit {
+            1 => {}
+            SHARED => drop(acquire.arg("SHARED")),
+            limit => drop(acquire.arg("LIMIT").arg(limit)),
         }
         match self.ask(&acquire, patience) {
             Ok(Value::Int(fence)) => Outcome::Fence(fence.try_into().unwrap()),

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::history::{Answer, Did};
-use super::run::{Run, Tenure, us};
+use super::run::{Run, SHARED, Tenure, us};
 
 /// Of each wait.
 const WAIT: Duration = Duration::from_secs(3);
@@ -79,10 +79,15 @@ fn live(tenure: &Tenure, agent: &Agent, random: &mut Rng, safe: bool) {
         wait: us(WAIT),
         safe,
     });
-    let acquire = json!({
+    let mut acquire = json!({
         "client": CLIENT, "key": tenure.key(), "ttl_ms": run.ttl.as_millis() as u64,
         "wait_ms": WAIT.as_millis() as u64, "min_replicas": u8::from(safe),
     });
+    match tenure.limit {
+        1 => {}
+        SHARED => acquire["shared"] = true.into(),
+        limit => acquire["limit"] = limit.into(),
+    }
     let answer = agent.begin("acquire", acquire).answer_unless_it_ends();
     let held = match answer {
         Some(held) if held == "held" => held,

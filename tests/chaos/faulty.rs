@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::client::{Client, Endpoint, Outcome, Raw, Request, SILENCE};
+use super::run::SHARED;
 
 /// Releases whatever is there, whoever holds it.
 pub struct ReleasesWhatItFinds(pub Raw);
@@ -26,6 +27,28 @@ impl Client for ReleasesWhatItFinds {
             Ok(_) => Outcome::No,
             Err(error) => Outcome::Failed(error.to_string()),
         }
+    }
+}
+
+/// Lets one more hold the lock than it is to.
+pub struct AllowsOneTooMany(pub Raw);
+
+impl Client for AllowsOneTooMany {
+    fn acquire(&mut self, request: &Request, patience: Duration) -> Outcome {
+        let limit = SHARED.min(request.limit + 1);
+        let request = &Request {
+            limit,
+            ..request.clone()
+        };
+        self.0.acquire(request, patience)
+    }
+
+    fn renew(&mut self, request: &Request) -> Outcome {
+        self.0.renew(request)
+    }
+
+    fn release(&mut self, request: &Request) -> Outcome {
+        self.0.release(request)
     }
 }
 

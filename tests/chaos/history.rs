@@ -14,10 +14,24 @@ pub struct Event {
     /// Who it works through: [`RAW`], or the name of an agent.
     pub by: &'static str,
     pub key: usize,
+    /// How many it lets hold the lock at once, itself among them: 1 is a lock for one alone.
+    pub limit: u16,
     pub did: Did,
     pub asked: Us,
     /// None as long as nobody has answered.
     pub answer: Option<(Us, Answer)>,
+}
+
+impl Event {
+    /// Whether it asks for the lock, and waits.
+    pub fn waits(&self) -> bool {
+        matches!(self.did, Did::Acquire { wait: 1.., .. })
+    }
+
+    /// When it was answered: never, if nobody has.
+    pub fn answered(&self) -> Us {
+        self.answer.as_ref().map_or(Us::MAX, |(at, _)| *at)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -52,6 +52,7 @@ fn event(event: &Event) -> Value {
     line["tenure"] = event.tenure.into();
     line["by"] = event.by.into();
     line["key"] = event.key.into();
+    line["limit"] = event.limit.into();
     line["asked"] = event.asked.into();
     line["answered"] = event.answer.as_ref().map(|(at, _)| *at).into();
     let answer = event.answer.as_ref().map(|(_, answer)| match answer {

@@ -84,10 +84,15 @@ fn count(findings: &[Finding]) -> String {
 impl fmt::Display for Report {
     fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
         writeln!(out, "{}, seed {}", self.name, self.seed)?;
-        let Verdict { sections, safe, .. } = self.verdict;
+        let Verdict {
+            sections,
+            safe,
+            beside,
+            ..
+        } = self.verdict;
         writeln!(
             out,
-            "  {sections} critical sections, {safe} of them acknowledged by a replica; {} questions, {} failed",
+            "  {sections} critical sections, {safe} of them acknowledged by a replica, {beside} beside others; {} questions, {} failed",
             self.questions, self.failed
         )?;
         writeln!(

@@ -10,6 +10,16 @@ use lockkeeper_conformance::agent::now_us;
 use super::history::{Answer, Did, Event, Fault, History, Us};
 use super::storage::Storage;
 
+/// What owners allow: each of these as often as the others.
+pub type Limits = &'static [u16];
+
+pub const ALONE: Limits = &[1];
+
+/// Writers, holders of a limit, and readers.
+pub const MIXED: Limits = &[1, 2, 3, SHARED];
+
+pub const SHARED: u16 = 1000;
+
 /// What all owners of a run share.
 pub struct Run {
     /// By the clock that agents tell the time by.
@@ -17,6 +27,7 @@ pub struct Run {
     pub seed: u64,
     pub keys: usize,
     pub ttl: Duration,
+    limits: Limits,
     stop: AtomicBool,
     tenures: AtomicU64,
     sections: AtomicUsize,
@@ -26,12 +37,13 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn new(seed: u64, keys: usize, ttl: Duration) -> Run {
+    pub fn new(seed: u64, keys: usize, ttl: Duration, limits: Limits) -> Run {
         Run {
             start: now_us(),
             seed,
             keys,
             ttl,
+            limits,
             stop: AtomicBool::new(false),
             tenures: AtomicU64::new(0),
             sections: AtomicUsize::new(0),
@@ -112,6 +124,7 @@ pub struct Tenure<'r> {
     pub number: u64,
     by: &'static str,
     key: usize,
+    pub limit: u16,
 }
 
 impl<'r> Tenure<'r> {
@@ -121,6 +134,7 @@ impl<'r> Tenure<'r> {
             number: run.tenures.fetch_add(1, Ordering::Relaxed),
             by,
             key: random.usize(..run.keys),
+            limit: *random.choice(run.limits).unwrap(),
         }
     }
 
@@ -136,6 +150,7 @@ impl<'r> Tenure<'r> {
             tenure: self.number,
             by: self.by,
             key: self.key,
+            limit: self.limit,
             did,
             asked,
             answer: None,
@@ -151,7 +166,7 @@ impl<'r> Tenure<'r> {
     pub fn writes(&self, fence: u64) {
         // As one step, so that the order of the events is that of the storage.
         let mut events = self.run.events.lock().unwrap();
-        let (order, accepted) = self.run.storage.write(self.key, fence);
+        let (order, accepted) = self.run.storage.write(self.key, fence, self.limit);
         let now = self.run.now();
         let answer = match accepted {
             true => Answer::Accepted,
@@ -161,6 +176,7 @@ impl<'r> Tenure<'r> {
             tenure: self.number,
             by: self.by,
             key: self.key,
+            limit: self.limit,
             did: Did::Write { order, fence },
             asked: now,
             answer: Some((now, answer)),

@@ -13,7 +13,7 @@ use super::client::{Client, Endpoint, Raw};
 use super::crew::Crew;
 use super::history::History;
 use super::nodes::Nodes;
-use super::run::Run;
+use super::run::{ALONE, Limits, Run};
 use super::worker;
 use testkit::sentinels::{MASTER, Sentinels};
 use testkit::{OK, Server, Setup, ask, eventually, info};
@@ -98,7 +98,7 @@ pub enum Durability {
 }
 
 /// One server, killed and started again.
-pub fn restarts(seed: u64, rounds: usize, durability: Durability) -> History {
+pub fn restarts(seed: u64, rounds: usize, durability: Durability, limits: Limits) -> History {
     let mut server = Server::with(match durability {
         Durability::Always => &["--appendonly", "yes", "--appendfsync", "always"][..],
         Durability::EverySecond => &["--appendonly", "yes", "--appendfsync", "everysec"],
@@ -107,7 +107,7 @@ pub fn restarts(seed: u64, rounds: usize, durability: Durability) -> History {
     let loses = durability != Durability::Always;
     let crews = crews(&server.place());
     let endpoint = Endpoint::at(server.url());
-    let shared = Run::new(seed, 3, Duration::from_millis(500));
+    let shared = Run::new(seed, 3, Duration::from_millis(500), limits);
     run(shared, raws(5, &endpoint), &crews, &[false], |run| {
         for _ in 0..rounds {
             load(run, 30);
@@ -121,12 +121,12 @@ pub fn restarts(seed: u64, rounds: usize, durability: Durability) -> History {
 }
 
 /// Server and agents are paused, some of them past the end of every lease, and killed.
-pub fn mixed_crews(seed: u64, rounds: usize) -> History {
+pub fn mixed_crews(seed: u64, rounds: usize, limits: Limits) -> History {
     let always = ["--appendonly", "yes", "--appendfsync", "always"];
     let mut server = Server::with(&always);
     let crews = crews(&server.place());
     let endpoint = Endpoint::at(server.url());
-    let shared = Run::new(seed, 3, Duration::from_millis(1500));
+    let shared = Run::new(seed, 3, Duration::from_millis(1500), limits);
     let mut random = shared.random(500);
     run(shared, raws(2, &endpoint), &crews, &[false; 2], |run| {
         let longest = run.ttl.as_millis() as u64 * 5 / 4;
@@ -161,7 +161,7 @@ pub fn stopped(seed: u64, rounds: usize, kind: Kind) -> History {
     let server = Server::start();
     let crew = [Crew::new(kind, server.place())];
     let endpoint = Endpoint::at(server.url());
-    let shared = Run::new(seed, 1, Duration::from_millis(500));
+    let shared = Run::new(seed, 1, Duration::from_millis(500), ALONE);
     run(shared, raws(2, &endpoint), &crew, &[false; 2], |run| {
         for _ in 0..rounds {
             load(run, 5);
@@ -175,7 +175,7 @@ pub fn stopped(seed: u64, rounds: usize, kind: Kind) -> History {
 
 /// Master and replica under three sentinels. The master is killed; the replica's clock is 500 ms
 /// behind.
-pub fn failovers(seed: u64, rounds: usize) -> History {
+pub fn failovers(seed: u64, rounds: usize, limits: Limits) -> History {
     let skew = Duration::from_millis(500);
     let (mut master, mut replica) = pair(-500);
     let sentinels = Sentinels::watching(&master);
@@ -183,7 +183,7 @@ pub fn failovers(seed: u64, rounds: usize) -> History {
     let crews = crews(&place);
     let endpoint = Endpoint::Sentinels(sentinels.hosts.clone());
     // A lease outlasts the failover.
-    let shared = Run::new(seed, 8, Duration::from_millis(4000));
+    let shared = Run::new(seed, 8, Duration::from_millis(4000), limits);
     run(shared, raws(4, &endpoint), &crews, &[false, true], |run| {
         for _ in 0..rounds {
             load(run, 40);
@@ -205,11 +205,11 @@ pub fn failovers(seed: u64, rounds: usize) -> History {
 }
 
 /// Master and replica change their roles by FAILOVER.
-pub fn planned(seed: u64, rounds: usize) -> History {
+pub fn planned(seed: u64, rounds: usize, limits: Limits) -> History {
     let skew = Duration::from_millis(500);
     let (mut master, mut replica) = pair(-500);
     let endpoint = Endpoint::Either(vec![master.url(), replica.url()]);
-    let shared = Run::new(seed, 4, Duration::from_millis(1000));
+    let shared = Run::new(seed, 4, Duration::from_millis(1000), limits);
     run(shared, raws(8, &endpoint), &[], &[], |run| {
         for _ in 0..rounds {
             load(run, 40);
@@ -233,7 +233,7 @@ pub fn lossy_promotion<C: Client>(seed: u64, client: impl Fn(Endpoint) -> C) -> 
     let clients = (0..6)
         .map(|_| client(Endpoint::At(address.clone())))
         .collect();
-    let shared = Run::new(seed, 2, Duration::from_millis(500));
+    let shared = Run::new(seed, 2, Duration::from_millis(500), ALONE);
     run(shared, clients, &[], &[], |run| {
         load(run, 30);
         run.fault("promotion of a replica that lagged", true, NOTHING, || {
@@ -251,17 +251,18 @@ pub fn lossy_promotion<C: Client>(seed: u64, client: impl Fn(Endpoint) -> C) -> 
 pub fn quiet<C: Client>(
     seed: u64,
     sections: usize,
+    limits: Limits,
     server: &Server,
     client: impl Fn(Endpoint) -> C,
 ) -> History {
     let endpoint = Endpoint::at(server.url());
     let clients = (0..8).map(|_| client(endpoint.clone())).collect();
-    let shared = Run::new(seed, 2, Duration::from_millis(200));
+    let shared = Run::new(seed, 2, Duration::from_millis(200), limits);
     run(shared, clients, &[], &[], |run| load(run, sections))
 }
 
 /// A cluster: a slot moves back and forth, and a master is killed and replaced by its replica.
-pub fn cluster(seed: u64, rounds: usize) -> History {
+pub fn cluster(seed: u64, rounds: usize, limits: Limits) -> History {
     let mut nodes = Nodes::start();
     let can_in_one_step = nodes.moves_in_one_step();
     let urls = nodes.urls();
@@ -271,7 +272,7 @@ pub fn cluster(seed: u64, rounds: usize) -> History {
         .collect();
     let crews = crews(&json!({"kind": "cluster", "addresses": hosts}));
     let endpoint = Endpoint::Cluster(urls.clone());
-    let shared = Run::new(seed, 5, Duration::from_millis(1500));
+    let shared = Run::new(seed, 5, Duration::from_millis(1500), limits);
     let mut random = shared.random(500);
     run(shared, raws(4, &endpoint), &crews, &[false], |run| {
         for _ in 0..rounds {

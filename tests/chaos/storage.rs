@@ -1,4 +1,4 @@
-//! What the locks guard: a storage that has seen fences and refuses older ones.
+//! What the locks guard: a storage that refuses fences below the highest of a holder that was to be alone.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -16,12 +16,14 @@ struct Newest {
 
 impl Storage {
     /// The position of this write in the storage's own order, and whether it was accepted.
-    pub fn write(&self, key: usize, fence: u64) -> (u64, bool) {
+    pub fn write(&self, key: usize, fence: u64, limit: u16) -> (u64, bool) {
         let mut keys = self.newest.lock().unwrap();
         let newest = keys.entry(key).or_default();
         newest.writes += 1;
         let accepted = fence >= newest.fence;
-        newest.fence = newest.fence.max(fence);
+        if limit == 1 {
+            newest.fence = newest.fence.max(fence);
+        }
         (newest.writes, accepted)
     }
 }

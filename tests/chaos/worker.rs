@@ -19,6 +19,7 @@ pub fn raw(run: &Run, number: u64, mut client: impl Client) {
             key: tenure.key(),
             owner: format!("raw:{}", tenure.number),
             ttl: run.ttl,
+            limit: tenure.limit,
             wait: match random.u8(..100) < 85 {
                 true => Duration::from_secs(3),
                 false => Duration::ZERO,

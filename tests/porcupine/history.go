@@ -22,6 +22,7 @@ type event struct {
 	Tenure   int64
 	By       string // raw, or the name of an agent
 	Key      int
+	Limit    int    // how many its owner lets hold the lock at once, itself among them
 	Did      string // acquire, renew, check, release, write
 	Wait     int64
 	Safe     bool // the grant counts only once a replica has it

@@ -10,35 +10,39 @@ import (
 // at which all steps so far can have been taken, so a step that must come after the end of a lease is refused if it was
 // answered before.
 
-const nobody = -1
-
 // recovery is how long after a fault clients need to find the server again: RECOVERY of tests/chaos/checker.rs.
 const recovery = 2_500_000
 
 // lock is the state.
 type lock struct {
-	hold
+	summary
+	holders []holder
 	waiting []waiter
 }
 
-// hold is the part of it that is comparable.
-type hold struct {
-	owner  int64
-	known  bool  // whether the newest fence is the owner's
-	safe   bool  // whether a replica has the grant
-	lasts  int64 // until when it is certainly the owner's
+// summary is the part of it that is comparable.
+type summary struct {
 	fence  int64 // the newest that was granted
 	now    int64
-	shown  int64 // the newest fence that the storage accepted
+	shown  int64 // the newest fence that the storage accepted from an owner who was to be alone
 	writer int64 // whose that was
 	writes int64 // how many the storage has seen
+}
+
+// holder is one of those who hold it.
+type holder struct {
+	owner int64
+	limit int
+	fence int64 // 0: nobody has heard of it, ever
+	safe  bool  // whether a replica has the grant
+	lasts int64 // until when it is certainly the owner's
 }
 
 // waiter is somebody who has been in the queue for so long that whoever comes now is behind.
 type waiter struct{ owner, came, since int64 }
 
 func (l lock) equal(other lock) bool {
-	return l.hold == other.hold && slices.Equal(l.waiting, other.waiting)
+	return l.summary == other.summary && slices.Equal(l.holders, other.holders) && slices.Equal(l.waiting, other.waiting)
 }
 
 // at gives the state not before a moment; false if the operation was over by then.
@@ -63,23 +67,43 @@ func (m model) between(from, to int64) func(fault) bool {
 	return func(f fault) bool { return f.From <= to && f.To >= from }
 }
 
-// free is when somebody else may have been granted the lock: when its lease has ended, or a fault has forgotten or
-// shortened it.
-func (m model) free(l lock) int64 {
-	if l.owner == nobody {
-		return l.now
-	}
-	free := l.lasts
+// free is when the place of this one may have been granted to somebody else: when its lease has ended, or a fault has
+// forgotten or shortened it.
+func (m model) free(h holder) int64 {
+	free := h.lasts
 	for _, f := range m.faults {
-		if !m.between(l.lasts-m.ttl, l.lasts)(f) {
+		if !m.between(h.lasts-m.ttl, h.lasts)(f) {
 			continue
 		}
-		if f.Loses && !l.safe {
+		if f.Loses && !h.safe {
 			free = min(free, f.From)
 		}
-		free = min(free, max(l.lasts-f.Skew, f.From))
+		free = min(free, max(h.lasts-f.Skew, f.From))
 	}
 	return free
+}
+
+// ended gives the state without a holder; false if its lease cannot have ended in time.
+func (m model) ended(l lock, place int, o operation) (lock, bool) {
+	l, inTime := l.at(m.free(l.holders[place]), o)
+	l.holders = slices.Delete(slices.Clone(l.holders), place, place+1)
+	return l, inTime
+}
+
+// granted gives the states in which this one holds it beside whom it and they allow. The leases of others have ended for that,
+// of no more than it takes, and only of those from a place on.
+func (m model) granted(l lock, from int, h holder, o operation) (states []lock) {
+	holders := append(slices.Clone(l.holders), h)
+	if slices.MinFunc(holders, func(a, b holder) int { return a.limit - b.limit }).limit >= len(holders) {
+		l.holders = holders
+		return []lock{l}
+	}
+	for place := from; place < len(l.holders); place++ {
+		if next, canEnd := m.ended(l, place, o); canEnd {
+			states = append(states, m.granted(next, place, h, o)...)
+		}
+	}
+	return states
 }
 
 // passes tells whether a grant to this one passes over somebody who certainly waits, without a fault that explains it.
@@ -91,49 +115,61 @@ func (m model) passes(l lock, o operation) bool {
 
 // step gives the states to which an operation may lead; none if it contradicts the state.
 func (m model) step(l lock, o operation) []lock {
-	passes, isOwner := m.passes(l, o), l.owner == o.owner
+	passes := m.passes(l, o)
 	if o.verb != waits && o.verb != may {
 		l = l.without(o.owner)
 	}
 	next, inTime := l.at(l.now, o)
-	ended, canEnd := l.at(m.free(l), o)
-	ended.owner = nobody
+	next.holders = slices.Clone(l.holders)
+	own := slices.IndexFunc(l.holders, func(h holder) bool { return h.owner == o.owner })
+	isOwner := own >= 0
+	granted := holder{o.owner, o.limit, o.fence, o.safe, o.lasts}
 	switch o.verb {
 	case grants:
-		switch {
-		case isOwner && l.known:
-			inTime = inTime && o.fence == l.fence
-		case isOwner:
-			inTime = inTime && o.fence == l.fence+1
-		default:
-			next, inTime = ended, canEnd && o.fence == l.fence+1 && !passes
-			next.owner, next.lasts = o.owner, 0
+		if isOwner && l.holders[own].fence == o.fence {
+			granted.lasts = max(granted.lasts, l.holders[own].lasts)
+			next.holders[own] = granted
+			break
 		}
-		next.fence, next.known, next.lasts, next.safe = o.fence, true, max(next.lasts, o.lasts), o.safe
+		if isOwner {
+			next, inTime = m.ended(l, own, o)
+		}
+		next.fence++
+		if !inTime || passes || o.fence != next.fence {
+			return nil
+		}
+		return m.granted(next, 0, granted, o)
 	case may:
-		if canEnd && !isOwner {
-			granted := ended
-			granted.owner, granted.known, granted.lasts, granted.safe = o.owner, false, 0, false
-			return append(only(next, inTime), granted)
+		states := only(next, inTime)
+		if o.fence > 0 {
+			next.fence++
+			inTime = inTime && o.fence == next.fence
 		}
+		if isOwner || !inTime {
+			return states
+		}
+		return append(states, m.granted(next, 0, granted, o)...)
 	case renews:
 		inTime = inTime && isOwner
-		next.lasts = max(next.lasts, o.lasts)
+		if isOwner {
+			next.holders[own].lasts = max(next.holders[own].lasts, o.lasts)
+		}
 	case denies:
 		if isOwner {
-			next, inTime = ended, canEnd
+			next, inTime = m.ended(l, own, o)
 		}
 	case expires:
 		if isOwner {
-			next, inTime = ended, canEnd
-			next.owner = o.owner
+			next, inTime = next.at(m.free(l.holders[own]), o)
 		}
 	case frees:
 		inTime = inTime && isOwner
-		next.owner = nobody
+		if isOwner {
+			next.holders = slices.Delete(next.holders, own, own+1)
+		}
 	case forgoes:
 		if isOwner {
-			next.lasts = 0
+			next.holders[own].lasts = 0
 		}
 	case waits:
 		if !isOwner { // who was granted it has not heard of it yet
@@ -141,13 +177,15 @@ func (m model) step(l lock, o operation) []lock {
 		}
 	case writes:
 		if !o.accepted && isOwner {
-			next, inTime = ended, canEnd
+			next, inTime = m.ended(l, own, o)
 		}
 		next.writes++
 		inTime = inTime && o.order == next.writes
 		if o.accepted {
 			inTime = inTime && (o.fence > l.shown || o.fence == l.shown && o.owner == l.writer)
-			next.shown, next.writer = o.fence, o.owner
+			if o.limit == 1 {
+				next.shown, next.writer = o.fence, o.owner
+			}
 		}
 	}
 	return only(next, inTime)
@@ -162,12 +200,12 @@ func only(l lock, legal bool) []lock {
 
 // judged are the kinds of violations of the first judge that contradict this model. It has no opinion on the others, on
 // answers that never come or come late: a sequential object owes none.
-var judged = []string{"TwoOwners", "EndedEarly", "SameFence", "OlderFence", "StorageFooled", "OwnerRefused", "PassedOver"}
+var judged = []string{"TooMany", "EndedEarly", "SameFence", "OlderFence", "StorageFooled", "OwnerRefused", "PassedOver"}
 
 func modelOf(h *history) porcupine.Model {
 	m := model{h.ttl, h.faults}
 	nondeterministic := porcupine.NondeterministicModel{
-		Init: func() []any { return []any{lock{hold: hold{owner: nobody, writer: nobody}}} },
+		Init: func() []any { return []any{lock{}} },
 		Step: func(state, input, _ any) (next []any) {
 			for _, each := range m.step(state.(lock), input.(operation)) {
 				next = append(next, each)

@@ -15,7 +15,7 @@ const (
 )
 
 func asked(tenure int64, did string, from, to int64, answer string) event {
-	return event{Tenure: tenure, By: "raw", Did: did, Asked: from, Answered: &to, Answer: answer}
+	return event{Tenure: tenure, By: "raw", Limit: 1, Did: did, Asked: from, Answered: &to, Answer: answer}
 }
 
 // got is a grant at once, to one who does not wait.
@@ -25,9 +25,9 @@ func got(tenure, at, fence int64) event {
 	return e
 }
 
-func renewed(tenure, at int64) event {
+func renewed(tenure, at, fence int64) event {
 	e := asked(tenure, "renew", at, at+10, "held")
-	e.Until = at + ttl
+	e.Fence, e.Until = fence, at+ttl
 	return e
 }
 
@@ -36,6 +36,12 @@ func released(tenure, at int64) event { return asked(tenure, "release", at, at+1
 func wrote(tenure, at, order, fence int64, answer string) event {
 	e := asked(tenure, "write", at, at, answer)
 	e.Order, e.Shown = order, fence
+	return e
+}
+
+// limit is the event of an owner that lets so many hold the lock.
+func limit(n int, e event) event {
+	e.Limit = n
 	return e
 }
 
@@ -66,8 +72,8 @@ func TestTheModelIsALock(t *testing.T) {
 		"two owners":          {false, []event{got(1, 0, 5), got(2, 40, 6)}, nil},
 		"two owners, the first was only released": {true, []event{got(1, 0, 5), asked(1, "release", 20, 90, "released"), got(2, 40, 6)}, nil},
 		"a lease that has ended":                  {true, []event{got(1, 0, 5), got(2, ttl, 6)}, nil},
-		"a lease that was renewed":                {false, []event{got(1, 0, 5), renewed(1, ttl/2), got(2, ttl+20, 6)}, nil},
-		"renewed after another was granted":       {false, []event{got(1, 0, 5), got(2, ttl, 6), renewed(1, ttl+40)}, nil},
+		"a lease that was renewed":                {false, []event{got(1, 0, 5), renewed(1, ttl/2, 5), got(2, ttl+20, 6)}, nil},
+		"renewed after another was granted":       {false, []event{got(1, 0, 5), got(2, ttl, 6), renewed(1, ttl+40, 5)}, nil},
 		"ended early":                             {false, []event{got(1, 0, 5), asked(1, "renew", 500, 510, "not")}, nil},
 		"ended in time":                           {true, []event{got(1, 0, 5), asked(1, "renew", ttl, ttl+10, "not")}, nil},
 		"believed to have ended, and released":    {true, []event{got(1, 0, 5), asked(1, "check", ttl, ttl, "not"), released(1, ttl+10)}, nil},
@@ -96,6 +102,24 @@ func TestTheModelIsALock(t *testing.T) {
 			released(3, 2*second+50), helped(waited(got(2, 2*second+60, 7), 100))}, nil},
 		"who comes a little later is served before": {true, []event{got(1, 0, 5), released(1, 20), waited(got(3, 40, 6), 11),
 			released(3, 60), waited(got(2, 70, 7), 10)}, nil},
+		"as many as all allow": {true, []event{limit(2, got(1, 0, 5)), limit(3, got(2, 20, 6)), limit(2, renewed(1, ttl/2, 5)),
+			limit(3, released(2, ttl/2+20))}, nil},
+		"one more than the first allows": {false, []event{limit(2, got(1, 0, 5)), limit(3, got(2, 20, 6)), limit(3, got(3, 40, 7))}, nil},
+		"one more than the last allows":  {false, []event{limit(3, got(1, 0, 5)), limit(3, got(2, 20, 6)), limit(2, got(3, 40, 7))}, nil},
+		"one whose lease has ended makes room": {true, []event{limit(2, got(1, 0, 5)), limit(2, got(2, ttl/2, 6)),
+			limit(2, got(3, ttl, 7)), limit(2, renewed(2, ttl+20, 6))}, nil},
+		"one whose lease has ended makes room for one": {false, []event{limit(2, got(1, 0, 5)), limit(2, got(2, ttl/2, 6)),
+			limit(2, got(3, ttl, 7)), limit(2, got(4, ttl+20, 8))}, nil},
+		"a writer beside a reader": {false, []event{limit(9, got(1, 0, 5)), got(2, 20, 6)}, nil},
+		"one was forgotten, and not the other": {false, []event{limit(2, onReplica), limit(2, got(2, 20, 6)), got(3, 500, 7)},
+			[]fault{failover}},
+		"beside one who was not forgotten": {true, []event{limit(2, onReplica), limit(2, got(2, 20, 6)), limit(2, got(3, 500, 7))},
+			[]fault{failover}},
+		"granted unheard before a companion, asked again": {true, []event{limit(2, asked(1, "acquire", 0, 10, "failed")),
+			limit(2, got(2, 20, 6)), limit(2, got(1, 40, 5))}, nil},
+		"an older fence than a companion's": {false, []event{limit(2, got(1, 0, 5)), limit(2, got(2, 20, 4))}, nil},
+		"the storage is shown a companion's older fence": {true, []event{limit(2, got(1, 0, 5)), limit(2, got(2, 20, 6)),
+			limit(2, wrote(2, 40, 1, 6, "accepted")), limit(2, wrote(1, 50, 2, 5, "accepted"))}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := &history{run: name, ttl: ttl, events: each.events, faults: each.faults}
@@ -109,7 +133,7 @@ func TestTheModelIsALock(t *testing.T) {
 func TestAHistoryIsReadAsItIsRecorded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "one.jsonl")
 	text := `{"run": "quiet", "seed": 1, "ttl": 1000000}
-{"tenure": 0, "by": "go", "key": 2, "did": "acquire", "wait": 3000000, "safe": true, "asked": 1, "answered": 2, "answer": "held", "fence": 1795986866264000, "until": 1000001}
+{"tenure": 0, "by": "go", "key": 2, "limit": 1000, "did": "acquire", "wait": 3000000, "safe": true, "asked": 1, "answered": 2, "answer": "held", "fence": 1795986866264000, "until": 1000001}
 {"tenure": 0, "by": "go", "key": 2, "did": "release", "asked": 3, "answered": null, "answer": null}
 {"fault": "kill -9 and restart", "from": 4, "to": 5, "loses": true, "skew": 6}
 {"violations": ["SameFence"]}
@@ -122,7 +146,7 @@ func TestAHistoryIsReadAsItIsRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	two := int64(2)
-	first := event{By: "go", Key: 2, Did: "acquire", Wait: 3000000, Safe: true, Asked: 1, Answered: &two, Answer: "held", Fence: 1795986866264000, Until: 1000001}
+	first := event{By: "go", Key: 2, Limit: 1000, Did: "acquire", Wait: 3000000, Safe: true, Asked: 1, Answered: &two, Answer: "held", Fence: 1795986866264000, Until: 1000001}
 	last := event{By: "go", Key: 2, Did: "release", Asked: 3}
 	expected := history{"quiet", ttl, []event{first, last}, []fault{{"kill -9 and restart", 4, 5, true, 6}}, []string{"SameFence"}}
 	if !reflect.DeepEqual(*h, expected) {

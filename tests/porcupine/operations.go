@@ -28,9 +28,10 @@ const (
 type operation struct {
 	verb         verb
 	owner        int64
+	limit        int
 	since, until int64 // of the operation
 	lasts        int64 // until when the lock is the owner's at least
-	fence        int64 // as its place among those of the key
+	fence        int64 // as its place among those of the key; of an acquire that nobody answered, what its owner is told later
 	safe         bool
 	came         int64 // when its owner first asked for the lock
 	order        int64 // of a write
@@ -59,9 +60,14 @@ func operations(h *history) map[int][]porcupine.Operation {
 	events := slices.Clone(h.events)
 	slices.SortStableFunc(events, func(a, b event) int { return cmp.Compare(a.Asked, b.Asked) })
 	fences := map[int][]int64{}
+	told := map[int64]int64{} // the fence that an owner is told of, 0 if it only hears that it has released
 	for _, e := range events {
 		if e.Answer == "held" {
 			fences[e.Key] = append(fences[e.Key], e.Fence)
+			told[e.Tenure] = e.Fence
+		}
+		if _, isTold := told[e.Tenure]; e.Answer == "released" && !isTold {
+			told[e.Tenure] = 0
 		}
 	}
 	for key := range fences {
@@ -72,9 +78,12 @@ func operations(h *history) map[int][]porcupine.Operation {
 	all := map[int][]porcupine.Operation{}
 	for _, e := range events {
 		// The order of the fences is that of the grants: so nobody has to look for it.
-		place, _ := slices.BinarySearch(fences[e.Key], max(e.Fence, e.Shown))
-		o := operation{owner: e.Tenure, since: e.Asked, until: e.answered(last), lasts: e.Until, fence: int64(place) + 1, safe: e.Safe,
-			came: came[e.Tenure]}
+		place := func(fence int64) int64 {
+			before, _ := slices.BinarySearch(fences[e.Key], fence)
+			return int64(before) + 1
+		}
+		o := operation{owner: e.Tenure, limit: e.Limit, since: e.Asked, until: e.answered(last), lasts: e.Until,
+			fence: place(max(e.Fence, e.Shown)), safe: e.Safe, came: came[e.Tenure]}
 		add := func(what verb) {
 			o.verb = what
 			all[e.Key] = append(all[e.Key], porcupine.Operation{ClientId: int(e.Tenure), Input: o, Call: o.since, Return: o.until})
@@ -95,8 +104,14 @@ func operations(h *history) map[int][]porcupine.Operation {
 			add(stops)
 		case "acquire failed", "acquire ":
 			given := o.until
-			o.until = max(o.until, ends[e.Tenure])
-			add(may)
+			// Nobody can tell whether it was, if its owner is never told of it.
+			if fence, isTold := told[e.Tenure]; isTold {
+				o.until, o.fence = max(o.until, ends[e.Tenure]), 0
+				if fence > 0 {
+					o.fence = place(fence)
+				}
+				add(may)
+			}
 			if e.Wait > 0 {
 				o.since, o.until = given, given
 				add(stops)
