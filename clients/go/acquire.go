@@ -97,6 +97,8 @@ func (a *acquisition) run(ctx context.Context) (*Lock, error) {
 		switch {
 		case lock != nil:
 			return lock, nil
+		case a.client.closing.Err() != nil:
+			return nil, context.Cause(a.client.closing)
 		case ctx.Err() != nil:
 			return nil, a.cancelled(ctx, trouble)
 		case err != nil && a.isFinal(ctx, err, tries):
@@ -117,6 +119,7 @@ func (a *acquisition) run(ctx context.Context) (*Lock, error) {
 		timer := after(min(now()+pause, a.deadline))
 		select {
 		case <-ctx.Done():
+		case <-a.client.closing.Done():
 		case <-timer.C:
 		}
 		timer.Stop()
@@ -145,9 +148,6 @@ func (a *acquisition) isFinal(ctx context.Context, err error, tries int) bool {
 }
 
 func (a *acquisition) cancelled(ctx context.Context, trouble error) error {
-	if cause := context.Cause(ctx); errors.Is(cause, errClosed) {
-		return cause
-	}
 	if trouble != nil {
 		return fmt.Errorf("lockkeeper: waiting for %q: %w (%w)", a.key, ctx.Err(), trouble)
 	}
@@ -242,10 +242,15 @@ func (a *acquisition) refused(err error) error {
 	return err
 }
 
+// granted is nil if the client was closed meanwhile.
 func (a *acquisition) granted(fence, sentAt, at int64) *Lock {
 	c := a.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed {
+		a.inDoubt = true // so it is released
+		return nil
+	}
 	e := c.newEntry(a.key, a.owner, fence, at, a.settings, granted(a.settings.terms, sentAt, at))
 	c.schedule(e, at)
 	a.inDoubt = false
@@ -258,6 +263,8 @@ func (a *acquisition) granted(fence, sentAt, at int64) *Lock {
 func (a *acquisition) wait(parent context.Context) (fence int64, err error) {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
+	closing := a.client.closing
+	defer context.AfterFunc(closing, func() { cancel(context.Cause(closing)) })()
 	t, limit, until := a.settings.terms, int64(maxTTL), int64(forever)
 	if a.deadline != forever {
 		limit, until = a.deadline-now(), a.deadline+overtime

@@ -161,3 +161,30 @@ func TestTheClockIsBelievedBeforeTheWatchdog(t *testing.T) {
 	mustErr(t, lock.Err(), ErrLost)
 	mustErr(t, lock.Release(ctx), ErrLost)
 }
+
+func TestALockThatIsGrantedWhileItsClientClosesIsGivenBack(t *testing.T) {
+	s, slow := startServer(t), newSlowNetwork()
+	client := clientOf(t, s.redis(t, slow.dialer), WithTTL(10*time.Minute))
+	slow.word.Store("LOCK.ACQUIRE")
+	asked := make(chan error)
+	go func() {
+		_, err := client.TryAcquire(ctx, "book")
+		asked <- err
+	}()
+	<-slow.holds
+	closed := make(chan error)
+	go func() {
+		limited, cancel := context.WithTimeout(ctx, patience/2)
+		defer cancel()
+		closed <- client.Close(limited)
+	}()
+	eventually(t, "it closes", func() bool {
+		client.mu.Lock()
+		defer client.mu.Unlock()
+		return client.closed
+	})
+	close(slow.letGo)
+	mustErr(t, <-asked, ErrInvalid)
+	mustErr(t, <-closed, nil)
+	mustBe(t, s.ask(t, "EXISTS", "book").(int64), 0)
+}

@@ -70,9 +70,6 @@ func New(client redis.UniversalClient, options ...Option) (*Client, error) {
 // When ctx ends, it returns at once and leaves neither a lock nor a place in the queue behind, or, while the server
 // cannot be reached, none that outlives one ttl.
 func (c *Client) Acquire(ctx context.Context, key string, options ...Option) (*Lock, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(c.closing, func() { cancel(context.Cause(c.closing)) })()
 	return c.acquire(ctx, key, c.settings.with(options))
 }
 
