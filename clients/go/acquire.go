@@ -252,7 +252,7 @@ func (a *acquisition) granted(fence, sentAt, at int64) *Lock {
 		return nil
 	}
 	e := c.newEntry(a.key, a.owner, fence, at, a.settings, granted(a.settings.terms, sentAt, at))
-	c.schedule(e, at)
+	c.schedule(e, e.lease.quietUntil())
 	a.inDoubt = false
 	c.debug(func() { c.settings.logger.Debug("acquired", "key", e.key, "owner", e.owner, "fence", fence) })
 	return newLock(e)

@@ -236,18 +236,11 @@ func (l *lease) keep(now int64) action {
 	if now >= l.endsAt {
 		return l.lose(Expired)
 	}
-	until := l.endsAt
-	if l.holdUntil != 0 {
-		if now >= l.holdUntil {
-			return l.lose(MaxHold)
-		}
-		until = min(until, l.holdUntil)
+	if l.holdUntil != 0 && now >= l.holdUntil {
+		return l.lose(MaxHold)
 	}
-	if l.inFlight {
-		return action{verb: sleep, at: until}
-	}
-	if now < l.dueAt {
-		return action{verb: sleep, at: min(until, l.dueAt)}
+	if quiet := l.quietUntil(); l.inFlight || now < quiet {
+		return action{verb: sleep, at: quiet}
 	}
 	ttl := counted(l.terms.ttl)
 	if l.extension != 0 {
@@ -256,6 +249,18 @@ func (l *lease) keep(now int64) action {
 	// A shorter one than what remains counts at once: it may be carried out unheard.
 	l.endsAt = min(l.endsAt, terms{ttl: ttl}.endsAt(now))
 	return l.attempt(renew, now, ttl)
+}
+
+// quietUntil is until when there is nothing to do for a lease that is held, if nobody speaks.
+func (l *lease) quietUntil() int64 {
+	until := l.endsAt
+	if l.holdUntil != 0 {
+		until = min(until, l.holdUntil)
+	}
+	if !l.inFlight {
+		until = min(until, l.dueAt)
+	}
+	return until
 }
 
 func (l *lease) letGo(now int64) action {
