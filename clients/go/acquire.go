@@ -283,18 +283,23 @@ func (a *acquisition) wait(parent context.Context) (fence int64, err error) {
 	}
 	every := min(t.ttl/3, longestAttempt)
 	watched := make(chan struct{})
-	defer func() { cancel(nil); <-watched }()
-	go func() {
+	// No goroutine for a wait that is over before it would look.
+	first := time.AfterFunc(time.Duration(every)*time.Microsecond, func() {
 		defer close(watched)
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(time.Duration(every) * time.Microsecond):
-			}
+		for ctx.Err() == nil {
 			if err := a.probe(ctx, to.node, max(every, second)); err != nil {
 				cancel(err)
 			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Duration(every) * time.Microsecond):
+			}
+		}
+	})
+	defer func() {
+		cancel(nil)
+		if !first.Stop() {
+			<-watched
 		}
 	}()
 	a.doubted, a.inDoubt = false, true
