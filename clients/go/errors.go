@@ -61,8 +61,11 @@ func unreachable(server string, cause any) error {
 
 // refusal gives the server's words if err is an error reply.
 func refusal(err error) (line string, ok bool) {
+	if err == nil || errors.Is(err, redis.Nil) {
+		return "", false
+	}
 	var reply redis.Error
-	if err == nil || errors.Is(err, redis.Nil) || !errors.As(err, &reply) {
+	if !errors.As(err, &reply) {
 		return "", false
 	}
 	return reply.Error(), true

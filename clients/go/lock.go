@@ -152,14 +152,15 @@ func (l *Lock) ReleaseAfter(ctx context.Context, hold time.Duration) error {
 	c.mu.Lock()
 	first := !e.lease.isGivenUp()
 	c.mu.Unlock()
-	timeout := time.NewTimer(longestAttempt * time.Microsecond)
-	defer timeout.Stop()
+	until := now() + longestAttempt
 	if first {
 		l.giveUp(ctx, hold)
 	}
 	select {
 	case <-e.told: // even if the context has ended meanwhile
 	default:
+		timeout := after(until)
+		defer timeout.Stop()
 		select {
 		case <-e.told:
 		case <-ctx.Done():

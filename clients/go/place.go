@@ -178,6 +178,9 @@ func (n *node) renew(asking bool, until int64, minReplicas int, commands ...comm
 func (n *node) question(
 	ctx context.Context, asking bool, until int64, minReplicas int, undo command, commands ...command,
 ) ([]*redis.Cmd, error) {
+	if !asking && minReplicas == 0 {
+		return n.ask(ctx, until, undo, commands...)
+	}
 	var all []command
 	for _, each := range commands {
 		if asking {
