@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
+	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
@@ -352,6 +354,50 @@ func TestTheLimitsOfTheUsersClientAreNotOurs(t *testing.T) {
 	mustErr(t, lock.Release(ctx), nil)
 }
 
+// transcript is what was written on all connections.
+type transcript struct {
+	mu      sync.Mutex
+	written []byte
+}
+
+func (r *transcript) dialer(o *redis.Options) {
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		raw, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		return recorded{raw, r}, err
+	}
+}
+
+func (r *transcript) count(word string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return strings.Count(strings.ToUpper(string(r.written)), word)
+}
+
+type recorded struct {
+	net.Conn
+	transcript *transcript
+}
+
+func (c recorded) Write(p []byte) (int, error) {
+	c.transcript.mu.Lock()
+	c.transcript.written = append(c.transcript.written, p...)
+	c.transcript.mu.Unlock()
+	return c.Conn.Write(p)
+}
+
+// Trap 1: go-redis sends again what was refused with MASTERDOWN, and says on each connection what it is.
+func TestNothingIsSentThatWeDidNotAskFor(t *testing.T) {
+	s, sent := startServer(t, "--replica-read-only", "no", "--replica-serve-stale-data", "no"), &transcript{}
+	s.ask(t, "REPLICAOF", "127.0.0.1", freePort())
+	client := clientOf(t, s.redis(t, sent.dialer, func(o *redis.Options) { o.MaxRetries = 3 }))
+	_, err := client.TryAcquire(ctx, "book")
+	mustErr(t, err, ErrRefused)
+	mustBe(t, sent.count("LOCK.ACQUIRE"), 2) // by us: the master may have been found by then
+	for _, word := range []string{"SETINFO", "MAINT_NOTIFICATIONS"} {
+		mustBe(t, sent.count(word), 0)
+	}
+}
+
 func TestDoJoinsTheErrorsBodyFirst(t *testing.T) {
 	s := startServer(t)
 	client := s.client(t, WithTTL(500*time.Millisecond))
@@ -466,7 +512,7 @@ func TestTenThousandLocksAreRenewedInTimeOverFewConnections(t *testing.T) {
 }
 
 // Trap 24.
-func TestTheClockRunsSinceBootAndALongTTLFits(t *testing.T) {
+func TestTheClockRunsSinceBoot(t *testing.T) {
 	text, err := os.ReadFile("/proc/uptime")
 	mustErr(t, err, nil)
 	var uptime float64
@@ -474,6 +520,21 @@ func TestTheClockRunsSinceBootAndALongTTLFits(t *testing.T) {
 	if behind := float64(now())/second - uptime; behind < -1 || behind > 1 {
 		t.Fatal(behind)
 	}
+}
+
+// Trap 24: a time namespace is as if the machine had been suspended, for which only the clock of the boot went on.
+func TestTheClockRunsThroughSuspend(t *testing.T) {
+	as := []string{"--user", "--map-root-user", "--time", "--boottime", "1000000", "--fork"}
+	if err := exec.Command("unshare", append(as, "true")...).Run(); err != nil {
+		t.Skip("NOT TESTED: no namespace of time can be made here: ", err)
+	}
+	program, err := os.Executable()
+	mustErr(t, err, nil)
+	run(t, "unshare", append(as, program, "-test.run=^TestTheClockRunsSinceBoot$")...)
+}
+
+// Trap 24.
+func TestALongTTLFits(t *testing.T) {
 	s := startServer(t)
 	lock := hold(t, s.client(t), "book", WithTTL(1<<63-1))
 	if left := lock.Remaining(); left < 30*365*24*time.Hour {

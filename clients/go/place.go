@@ -45,9 +45,8 @@ func newNode(from *redis.Options, addr, name string) *node {
 		CredentialsProviderContext:   from.CredentialsProviderContext,
 		StreamingCredentialsProvider: from.StreamingCredentialsProvider,
 
-		// The time is ours to limit. The pool is for one connection; at a limit of one, a failed
-		// handshake would make it dial in the background.
-		MaxRetries: -1, DialerRetries: 1, ReadTimeout: -1, WriteTimeout: -1,
+		MaxRetries: -1, // it is for us to say whether a lock is asked for again
+		// The pool is for one connection; at a limit of one, a failed handshake would make it dial in the background.
 		PoolSize: 2, ConnMaxIdleTime: -1, ReadBufferSize: 4096, WriteBufferSize: 4096,
 		DisableIdentity:          true, // CLIENT SETINFO would cost two commands a connection
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
@@ -70,14 +69,8 @@ func (n *node) dial() (*connection, error) {
 		return nil, err
 	}
 	c := &connection{Conn: raw, raw: raw, node: n}
-	options, used := n.options, false
-	options.Dialer = func(context.Context, string, string) (net.Conn, error) {
-		if used {
-			return nil, net.ErrClosed // go-redis must not replace it unseen
-		}
-		used = true
-		return c, nil
-	}
+	options := n.options
+	options.Dialer = func(context.Context, string, string) (net.Conn, error) { return c, nil }
 	c.client = redis.NewClient(&options)
 	c.redis = c.client.Conn()
 	c.limit(now() + longestAttempt)
