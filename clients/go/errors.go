@@ -42,8 +42,11 @@ var whys = map[Why]string{
 
 func (e *LostError) Error() string { return fmt.Sprintf("%v: %q: %s", ErrLost, e.Key, whys[e.Why]) }
 
-// Is makes a LostError an ErrLost.
-func (e *LostError) Is(target error) bool { return target == ErrLost }
+// Is makes a LostError an ErrLost, and equal to another that says the same.
+func (e *LostError) Is(target error) bool {
+	other, ok := target.(*LostError)
+	return target == ErrLost || ok && *e == *other
+}
 
 // failure is a question that got no answer, with what is known about the request.
 type failure struct {

@@ -413,6 +413,16 @@ func TestDoJoinsTheErrorsBodyFirst(t *testing.T) {
 	if !strings.HasPrefix(err.Error(), mine.Error()) {
 		t.Fatal(err)
 	}
+	err = client.Do(ctx, "book", func(ctx context.Context, lock *Lock) error {
+		s.ask(t, "DEL", "book")
+		<-ctx.Done()
+		return context.Cause(ctx)
+	})
+	mustErr(t, err, ErrLost)
+	if strings.Count(err.Error(), ErrLost.Error()) != 1 {
+		t.Fatalf("it is said twice: %v", err)
+	}
+	mustBe(t, client.Do(ctx, "book", func(context.Context, *Lock) error { return mine }), mine)
 	func() {
 		defer func() { mustBe(t, recover(), any("as asked")) }()
 		_ = client.Do(ctx, "book", func(context.Context, *Lock) error { panic("as asked") })

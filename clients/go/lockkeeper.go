@@ -93,7 +93,10 @@ func (c *Client) Do(
 	}
 	defer func() {
 		// Not by a context that may have ended.
-		err = errors.Join(err, lock.Release(context.WithoutCancel(ctx)))
+		released := lock.Release(context.WithoutCancel(ctx))
+		if released != nil && !errors.Is(err, released) { // body may have said already that it is lost
+			err = errors.Join(err, released)
+		}
 	}()
 	inner, cancel := lock.Context(ctx)
 	defer cancel()
