@@ -245,9 +245,9 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// after fires at a time by our clock; never, if that is for ever.
+// after fires at a time by our clock.
 func after(at int64) *time.Timer {
-	return time.NewTimer(time.Duration(min(at-now(), furthest)) * time.Microsecond)
+	return time.NewTimer(time.Duration(at-now()) * time.Microsecond)
 }
 
 func (n *node) takeIdle() *connection {

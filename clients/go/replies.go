@@ -14,7 +14,7 @@ import (
 type command []any
 
 // inMs is rounded down, so that we never count on more than the server was asked for; it takes no 0.
-func inMs(micros int64) int64 { return max(1, min(micros, maxTTL)/millisecond) }
+func inMs(micros int64) int64 { return max(1, micros/millisecond) }
 
 // acquireCommand says nothing of a limit of one, so that an older module understands it.
 func acquireCommand(key, owner string, ttl int64, limit int) command {
