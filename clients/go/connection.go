@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -25,27 +24,18 @@ type connection struct {
 	redis    *redis.Conn
 	usedAt   time.Time
 
-	mu      sync.Mutex
-	cut     bool // nothing may be read or written by go-redis any more
-	writing bool
-	broken  bool // a write was cut off in the middle
+	mu     sync.Mutex
+	cut    bool // nothing can be read or written by go-redis any more
+	broken bool // a write failed, maybe in the middle
 }
 
-var errCut = fmt.Errorf("given up: %w", os.ErrDeadlineExceeded)
-
-// Write lets nothing be sent any more once the request was given up: it could arrive behind its own RELEASE.
 func (c *connection) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	if c.cut {
-		c.mu.Unlock()
-		return 0, errCut
-	}
-	c.writing = true
-	c.mu.Unlock()
 	n, err := c.raw.Write(p)
-	c.mu.Lock()
-	c.writing, c.broken = false, c.broken || err != nil
-	c.mu.Unlock()
+	if err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.broken = true
+	}
 	return n, err
 }
 
@@ -71,14 +61,13 @@ func (c *connection) limit(until int64) {
 // Close does nothing: go-redis closes what it thinks is broken, on which we may have more to say.
 func (c *connection) Close() error { return nil }
 
-// interrupt makes go-redis return at once, from any goroutine.
+// interrupt makes go-redis return at once, from any goroutine. Once: what [connection.giveUp] still says must not be cut.
 func (c *connection) interrupt() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.cut = true
-	_ = c.raw.SetReadDeadline(time.Unix(1, 0))
-	if c.writing {
-		_ = c.raw.SetWriteDeadline(time.Unix(1, 0))
+	if !c.cut {
+		c.cut = true
+		_ = c.raw.SetDeadline(time.Unix(1, 0))
 	}
 }
 

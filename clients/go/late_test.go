@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -126,6 +127,23 @@ func TestAWaitThatIsCancelledWhileItsConnectionHangsLeavesNoPlace(t *testing.T) 
 	mustErr(t, <-returned, context.Canceled)
 	eventually(t, "its place is given up", func() bool { return s.waiters(t, "book") == 0 })
 	mustErr(t, holder.Release(ctx), nil)
+}
+
+// Trap 23: nor does go-redis return from a blocked write.
+func TestARequestThatDoesNotLeaveEndsByItsContext(t *testing.T) {
+	s := startServer(t)
+	client := clientOf(t, s.redis(t, func(o *redis.Options) { o.Addr = s.socket }))
+	mustErr(t, hold(t, client, "book").Release(ctx), nil)
+	s.signal(t, syscall.SIGSTOP)
+	defer s.signal(t, syscall.SIGCONT)
+	limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_, err := client.TryAcquire(limited, strings.Repeat("x", 1<<20)) // more than the system takes for a server that does not read
+	mustErr(t, err, context.DeadlineExceeded)
+	if late := time.Since(began); late > 2*time.Second {
+		t.Fatal(late) // it is given up after 2.5 s anyway
+	}
 }
 
 // Trap 24: timers stand still while the machine is suspended, the clock does not.
