@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -129,20 +130,59 @@ func TestAWaitThatIsCancelledWhileItsConnectionHangsLeavesNoPlace(t *testing.T) 
 	mustErr(t, holder.Release(ctx), nil)
 }
 
-// Trap 23: nor does go-redis return from a blocked write.
+// Trap 23: nor does go-redis return from a blocked write, or while it logs in.
 func TestARequestThatDoesNotLeaveEndsByItsContext(t *testing.T) {
 	s := startServer(t)
-	client := clientOf(t, s.redis(t, func(o *redis.Options) { o.Addr = s.socket }))
-	mustErr(t, hold(t, client, "book").Release(ctx), nil)
+	atSocket := s.redis(t, func(o *redis.Options) { o.Addr = s.socket })
+	writes, logsIn := clientOf(t, atSocket), clientOf(t, atSocket)
+	mustErr(t, hold(t, writes, "book").Release(ctx), nil)
 	s.signal(t, syscall.SIGSTOP)
 	defer s.signal(t, syscall.SIGCONT)
-	limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-	defer cancel()
-	began := time.Now()
-	_, err := client.TryAcquire(limited, strings.Repeat("x", 1<<20)) // more than the system takes for a server that does not read
-	mustErr(t, err, context.DeadlineExceeded)
-	if late := time.Since(began); late > 2*time.Second {
-		t.Fatal(late) // it is given up after 2.5 s anyway
+	large := strings.Repeat("x", 1<<20) // more than the system takes for a server that does not read
+	for what, client := range map[string]*Client{"writes": writes, "logs in": logsIn} {
+		limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		_, err := client.TryAcquire(limited, large)
+		mustErr(t, err, context.DeadlineExceeded)
+		if late := time.Since(began); late > 2*time.Second {
+			t.Error(what, late) // it is given up after 2.5 s anyway
+		}
+	}
+}
+
+// impatient cancels something as soon as a reply is read.
+type impatient struct {
+	net.Conn
+	cancel *atomic.Pointer[context.CancelFunc]
+}
+
+func (c impatient) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if cancel := c.cancel.Swap(nil); cancel != nil {
+		(*cancel)()
+	}
+	return n, err
+}
+
+// Else the cut would end the question of whoever uses it next.
+func TestAConnectionThatIsAboutToBeCutIsNotUsedAgain(t *testing.T) {
+	s, cancel := startServer(t), &atomic.Pointer[context.CancelFunc]{}
+	client := clientOf(t, s.redis(t, func(o *redis.Options) {
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			raw, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+			return impatient{raw, cancel}, err
+		}
+	}))
+	node := client.place.single
+	for range 100 {
+		_, err := node.ask(ctx, now()+longestAttempt, nil, infoCommand("book"))
+		mustErr(t, err, nil)
+		mustBe(t, len(node.idle), 1)
+		limited, stop := context.WithCancel(ctx)
+		cancel.Store(&stop)
+		_, _ = node.ask(limited, now()+longestAttempt, nil, infoCommand("book"))
+		mustBe(t, len(node.idle), 0)
 	}
 }
 

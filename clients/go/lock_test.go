@@ -289,6 +289,11 @@ func TestAWaitThatIsCancelledReturnsAtOnce(t *testing.T) {
 	client := s.client(t)
 	defer hold(t, client, "book").Release(ctx)
 	cancelWait(t, s, client)
+	began := time.Now()
+	eventually(t, "its connection is closed", func() bool { return s.ours(t) == 1 })
+	if late := time.Since(began); late > 4*time.Second {
+		t.Fatal(late) // without a half-close it is read for 5 s
+	}
 }
 
 // cancelWait waits for the lock "book", which somebody holds, and cancels that.
