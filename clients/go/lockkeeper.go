@@ -83,7 +83,7 @@ func (c *Client) TryAcquire(ctx context.Context, key string, options ...Option) 
 
 // Do acquires the lock as [Client.Acquire] does, runs body under it, and releases it, also if body panics. The context that
 // body gets is cancelled when the lock is lost, with [ErrLost] as its cause. The error is that of body joined with that
-// of the release, in this order; body's stays visible for [errors.Is] and [errors.As].
+// of the release, if that says more, in this order; body's stays visible for [errors.Is] and [errors.As].
 func (c *Client) Do(
 	ctx context.Context, key string, body func(ctx context.Context, lock *Lock) error, options ...Option,
 ) (err error) {
