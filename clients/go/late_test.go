@@ -2,6 +2,7 @@ package lockkeeper
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"strings"
@@ -149,6 +150,53 @@ func TestARequestThatDoesNotLeaveEndsByItsContext(t *testing.T) {
 			t.Error(what, late) // it is given up after 2.5 s anyway
 		}
 	}
+}
+
+// candid tells whether it was closed before its other end was.
+type candid struct {
+	net.Conn
+	ended, early, closed *atomic.Bool
+}
+
+func (c candid) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if errors.Is(err, io.EOF) {
+		c.ended.Store(true)
+	}
+	return n, err
+}
+
+func (c candid) Close() error {
+	c.early.Store(!c.ended.Load())
+	c.closed.Store(true)
+	return c.Conn.Close()
+}
+
+func (c candid) CloseWrite() error { return c.Conn.(*net.TCPConn).CloseWrite() }
+
+// Trap 5: else what the server still says is answered with a reset, which overtakes the RELEASE.
+func TestAConnectionIsReadUntilTheServerHasClosedIt(t *testing.T) {
+	s := startServer(t)
+	c := candid{ended: &atomic.Bool{}, early: &atomic.Bool{}, closed: &atomic.Bool{}}
+	client := clientOf(t, s.redis(t, func(o *redis.Options) {
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			raw, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+			if err != nil || c.Conn != nil {
+				return raw, err
+			}
+			c.Conn = raw
+			return c, nil
+		}
+	}))
+	mustErr(t, hold(t, client, "book").Release(ctx), nil)
+	s.signal(t, syscall.SIGSTOP)
+	limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	_, err := client.TryAcquire(limited, "book")
+	s.signal(t, syscall.SIGCONT)
+	mustErr(t, err, context.DeadlineExceeded)
+	eventually(t, "it is closed", c.closed.Load)
+	mustBe(t, c.early.Load(), false)
 }
 
 // impatient cancels something as soon as a reply is read.
