@@ -99,6 +99,7 @@ func TestTLS(t *testing.T) {
 	port := freePort()
 	s := startServer(t, "--tls-port", fmt.Sprint(port), "--tls-cert-file", key[:len(key)-3]+"certificate", "--tls-key-file", key,
 		"--tls-ca-cert-file", certificate, "--tls-auth-clients", "no")
+	mustListen(t, fmt.Sprintf("127.0.0.1:%d", port)) // which it does after the other port
 	pem, err := os.ReadFile(certificate)
 	mustErr(t, err, nil)
 	authorities := x509.NewCertPool()

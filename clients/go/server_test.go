@@ -76,14 +76,19 @@ func startAt(t testing.TB, port int, arguments ...string) *server {
 			t.Logf("the server said: %s", text)
 		}
 	})
-	eventually(t, "the server answers", func() bool {
-		connection, err := net.Dial("tcp", s.addr)
+	mustListen(t, s.addr)
+	return s
+}
+
+func mustListen(t testing.TB, addr string) {
+	t.Helper()
+	eventually(t, "the server listens", func() bool {
+		connection, err := net.Dial("tcp", addr)
 		if err == nil {
 			connection.Close()
 		}
 		return err == nil
 	})
-	return s
 }
 
 func contains(words []string, word string) bool {
