@@ -294,6 +294,21 @@ def test_a_lock_cannot_be_pickled_and_says_what_to_do(client):
         pickle.dumps(Lock(client, "book"))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        LockLostError(Lost.GONE, "book"),
+        BusyError("busy", "book"),
+        RefusedError("NOPERM no"),
+        UnreachableError("not there"),
+    ],
+)
+def test_an_error_comes_from_another_process_as_it_was(error):
+    """A pool of processes pickles it; what cannot be made again breaks the pool."""
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
 def test_seconds_are_rounded_to_milliseconds(client, proxy):
     lock = Lock(Client(port=proxy.port), "book", timeout=1.001)
     lock.acquire()

@@ -75,6 +75,10 @@ class LockLostError(_LockNotOwnedError):
     def __str__(self) -> str:
         return f"the lock {self.name!r} is lost: {self.lost}"
 
+    def __reduce__(self) -> Any:
+        # By default a copy is made of what the library's error was made of.
+        return type(self), (self.lost, self.name)
+
 
 class UnreachableError(_ConnectionError):
     """Nobody answered in time. Whether the server carried it out is not known; what may have been granted is
