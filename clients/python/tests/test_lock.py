@@ -353,6 +353,9 @@ def test_nobody_there_is_an_error_that_names_the_address():
     with pytest.raises(UnreachableError, match=r"localhost:1 ") as raised:
         Lock(Client(port=1), "book").acquire()
     assert isinstance(raised.value, exceptions.ConnectionError)
+    # A pool may leave it to the library.
+    with pytest.raises(UnreachableError, match=r"localhost:1 "):
+        Lock(Client(connection_pool=library.ConnectionPool(port=1)), "book").acquire()
 
 
 def test_a_refusal_keeps_the_servers_words(server):

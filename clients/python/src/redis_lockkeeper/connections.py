@@ -92,7 +92,8 @@ class Node:
         kwargs = self.kwargs
         if self._find is not None:
             return "the master"
-        return str(kwargs["path"]) if "path" in kwargs else f"{kwargs.get('host')}:{kwargs.get('port')}"
+        host, port = kwargs.get("host", "localhost"), kwargs.get("port", 6379)
+        return str(kwargs["path"]) if "path" in kwargs else f"{host}:{port}"
 
     def dial(self, limit: float = LIMIT) -> Any:
         """A fresh connection, after `limit` seconds at the latest."""
