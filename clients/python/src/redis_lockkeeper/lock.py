@@ -98,8 +98,8 @@ class Base:
             raise_on_release_error: whether the end of a `with` raises `LockLostError` if the lock was lost.
             renew: False ends the lock after `timeout`, whatever became of its holder.
             max_hold: ends renewal so many seconds after the grant; then the lock counts as lost.
-            on_lost: called with a `Lost` when the lock is lost, in a thread of its own (in the event loop, with
-                asyncio).
+            on_lost: called with a `Lost` when the lock is lost, in a thread of its own, for which the end of the
+                program does not wait; with asyncio in the event loop.
             label: the first part of every owner, by default `host:pid`.
             min_replicas: counts only what so many replicas have acknowledged.
             limit: how many may hold it, this one included, by default one. Where holders differ, the strictest counts.
