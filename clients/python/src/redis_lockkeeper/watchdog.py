@@ -593,7 +593,7 @@ class Watchdog:
             else:
                 future.set_exception(reply)
         if answer is Answer.FAILED:
-            left = (entry.lease.ends_at - at) / SECOND
+            left = max(0, entry.lease.ends_at - at) / SECOND
             logger.warning("renewing or releasing %s failed, %.1f s are left: %s", entry, left, reply)
             if self._connection is not None and is_elsewhere(reply):
                 # Behind the same address there may be another server by now.
