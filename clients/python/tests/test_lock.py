@@ -22,6 +22,7 @@ from redis_lockkeeper import (
     RefusedError,
     UnreachableError,
 )
+from redis_lockkeeper.acquisition import Tenure
 from redis_lockkeeper.replies import read_answer, read_fence
 
 
@@ -423,6 +424,21 @@ def test_interrupted_at_any_moment_it_leaves_neither_lock_nor_place(client, monk
     assert interrupted >= 60
     eventually(lambda: not client.keys("free*"), "no lock is left")
     eventually(lambda: held.info().waiters == 0, "no place is left")
+
+
+def test_a_dropped_lock_is_released_even_if_its_finaliser_was_interrupted(client, monkeypatch):
+    """Python swallows what a signal's handler raises in a finaliser, at its first step already."""
+
+    def interrupted(tenure):
+        raise Interrupted
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda swallowed: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(Tenure, "__del__", interrupted)
+        lock = Lock(client, "book", timeout=3)
+        lock.acquire()
+        del lock
+    eventually(lambda: client.get("book") is None, "it is renewed for ever")
 
 
 def test_a_watchdog_whose_start_was_interrupted_is_started_anew(server, client, monkeypatch):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import uuid
+import weakref
 from typing import Any, Optional
 
 from . import replies
@@ -39,6 +40,7 @@ class Tenure:
         self.event: Any = None
         #: Whether `leave` or `release_after` has been called: then a `with` has nothing to release.
         self.concluded = False
+        entry.holder = weakref.ref(self)
         self.entry = entry
 
     def __del__(self) -> None:

@@ -90,6 +90,8 @@ class Entry:
         self.fence, self.limit = fence, limit
         self.granted_at = now()
         self.pid = os.getpid()
+        #: The handle, of what was handed out.
+        self.holder: Optional[weakref.ref[Any]] = None
         #: Told of a loss, once, outside of any mutex.
         self.on_lost: Callable[[Lost], None] = lambda lost: None
         self.watchdog: Watchdog = watchdog_of(place.route(key)[0])
@@ -387,6 +389,9 @@ class Watchdog:
                 self._entries.discard(entry)
                 watchdog_of(node)._take(entry, at)
                 return
+        if entry.holder is not None and entry.holder() is None:
+            # Its finaliser has not said so: Python drops what a signal raises in one, and with it the rest of it.
+            entry.lease.give_up(0, at)
         while True:
             action = entry.lease.next(at)
             if isinstance(action, Lose):
