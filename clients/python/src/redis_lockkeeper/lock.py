@@ -205,8 +205,9 @@ class Base:
 
     def _leaving(self, who: Hashable, *, failed: bool, always: bool = False) -> Steps[None]:
         """Releases what this thread or task has entered last, whatever the lock holds now. The body's exception wins
-        over the release's.
+        over the release's. A loss is raised if the lock was told so, or `always`.
         """
+        # It may be left by another than has entered it, as a generator is that is closed elsewhere.
         who = who if who in self._entered else next(iter(self._entered))
         tenure = self._entered[who].pop()
         if not self._entered[who]:
