@@ -86,6 +86,17 @@ def eventually(truth, what="it becomes true", timeout=20):
         time.sleep(0.01)
 
 
+def renewed(lock):
+    """Waits until it has been renewed: nothing else makes what remains more. In the thread that holds it."""
+    looks = [lock.remaining()]
+
+    def more():
+        looks.append(lock.remaining())
+        return looks[-1] > looks[-2]
+
+    eventually(more, "it is renewed")
+
+
 class Proxy:
     """Between a client and its server: holds requests or replies back, cuts connections, hangs dials."""
 
@@ -212,6 +223,12 @@ import redis_lockkeeper
 from redis_lockkeeper import Lock
 from redis_lockkeeper.asyncio import Lock as AsyncLock
 client = Client(port=int(sys.argv[1]))
+
+def renewed(lock):
+    before = now = lock.remaining()
+    while now <= before and lock.check():
+        time.sleep(0.01)
+        before, now = now, lock.remaining()
 """
 
 

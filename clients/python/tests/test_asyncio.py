@@ -8,7 +8,7 @@ import time
 import pytest
 
 import redis_lockkeeper
-from conftest import AsyncClient, asynchronous, eventually, exceptions
+from conftest import AsyncClient, asynchronous, eventually, exceptions, renewed
 from redis_lockkeeper import BusyError, InvalidError, LockLostError, Lost, NotHeldError, UnreachableError, watchdog
 from redis_lockkeeper.asyncio import Lock, close, settled
 
@@ -34,9 +34,9 @@ def in_loop(server):
 
 def test_a_lock_is_held_renewed_and_released(in_loop, client):
     async def body(redis):
-        async with redis.lock("book", timeout=0.3, lock_class=Lock) as lock:
+        async with redis.lock("book", timeout=3, lock_class=Lock) as lock:
             assert lock.fence == lock.check()
-            await asyncio.sleep(1)
+            renewed(lock)
             assert await lock.owned()
             assert not lock.lost.is_set()
             assert not await Lock(redis, "book").acquire(blocking=False)
@@ -48,9 +48,9 @@ def test_a_lock_is_held_renewed_and_released(in_loop, client):
 
 def test_a_blocked_loop_loses_no_lock(in_loop, client):
     async def body(redis):
-        async with Lock(redis, "book", timeout=1) as lock:
-            time.sleep(2.5)  # noqa: ASYNC251
-            assert lock.remaining() > 0.3
+        async with Lock(redis, "book", timeout=3) as lock:
+            # It gives the loop no turn.
+            renewed(lock)
             assert client.get("book") == lock.local.token
 
     in_loop(body)
@@ -97,11 +97,11 @@ def test_a_loss_is_an_event_a_callback_and_an_exception(in_loop, client, how):
 
     async def body(redis):
         loop = asyncio.get_running_loop()
-        lock = Lock(redis, "book", timeout=0.3, on_lost=lambda lost: told.append((lost, asyncio.get_running_loop())))
+        lock = Lock(redis, "book", timeout=3, on_lost=lambda lost: told.append((lost, asyncio.get_running_loop())))
         with pytest.raises(LockLostError) as raised:
             async with lock:
                 client.set("book", "mine") if how is Lost.TAKEN else client.delete("book")
-                await asyncio.wait_for(lock.lost.wait(), 5)
+                await asyncio.wait_for(lock.lost.wait(), 20)
         assert raised.value.lost is how
         assert told == [(how, loop)]
 
@@ -313,14 +313,15 @@ def test_close_leaves_no_thread_and_no_connection(in_loop, client):
 
 def test_extend_reacquire_leave_and_release_after(in_loop, client):
     async def body(redis):
-        async with Lock(redis, "book", timeout=0.3) as lock:
+        async with Lock(redis, "book", timeout=3) as lock:
             assert await lock.extend(10)
-            await asyncio.sleep(0.5)
+            # Longer than a third of the timeout.
+            await asyncio.sleep(1.2)
             assert client.pttl("book") > 9_000
             assert await lock.reacquire()
-            assert client.pttl("book") <= 300
-            await lock.release_after(5)
-        assert client.pttl("book") > 3_000
+            assert client.pttl("book") <= 3_000
+            await lock.release_after(30)
+        assert client.pttl("book") > 20_000
         client.delete("book")
         async with Lock(redis, "book", timeout=10) as lock:
             elsewhere = Lock(redis, "book", timeout=10)

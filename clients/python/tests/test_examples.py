@@ -21,7 +21,7 @@ client.incr("ready")
 while int(client.get("ready")) < 4:
     pass
 for turn in range(60):
-    with Lock(client, "lock", timeout=1) if locked else nullcontext():
+    with Lock(client, "lock", timeout=3) if locked else nullcontext():
         number = int(client.get("number") or 0)
         if turn == die_at:
             os.kill(os.getpid(), 9)
@@ -73,7 +73,7 @@ PAUSED = (
     "import sqlite3\n"
     + WRITE
     + """
-with Lock(client, "report", timeout=0.5, raise_on_release_error=False) as lock:
+with Lock(client, "report", timeout=2, raise_on_release_error=False) as lock:
     fence = lock.check()
     print("checked", flush=True)
     sys.stdin.readline()

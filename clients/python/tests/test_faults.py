@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 import redis_lockkeeper
-from conftest import AsyncClient, Client, Proxy, Server, eventually, exceptions, library
+from conftest import AsyncClient, Client, Proxy, Server, eventually, exceptions, library, renewed
 from redis_lockkeeper import Lock, LockLostError, Lost, UnreachableError
 from redis_lockkeeper.asyncio import Lock as AsyncLock
 from redis_lockkeeper.asyncio import settled
@@ -129,12 +129,12 @@ def test_a_wait_is_longer_than_the_clients_timeout(server, face):
 
 def test_a_used_up_pool_stops_no_renewal(server):
     client = server.client(max_connections=1)
-    lock = Lock(client, "book", timeout=0.5)
+    lock = Lock(client, "book", timeout=3)
     lock.acquire()
-    thread, _ = in_background(client.blpop, "nothing", 2)
-    time.sleep(1.2)
-    lock.check()
+    thread, _ = in_background(client.blpop, "nothing", 20)
+    renewed(lock)
     assert lock.owned()
+    server.client().rpush("nothing", "something")
     thread.join(10)
     lock.release()
 
@@ -213,26 +213,24 @@ def test_a_release_whose_reply_is_lost_is_a_release(server, proxy, face):
 
 def test_a_renewal_that_nobody_answers_is_tried_again_on_a_fresh_connection(server, proxy, face):
     face = face(proxy.port)
-    lock = face.lock("book", timeout=1)
+    lock = face.lock("book", timeout=4)
     face.run(lock.acquire)
-    eventually(lambda: server.calls().get("lock.renew", 0) >= 1)
+    renewed(lock)
     proxy.replies.clear()
     eventually(lambda: proxy.dialled >= 2, "a second connection")
     proxy.heal()
-    time.sleep(1.2)
-    lock.check()
+    renewed(lock)
     face.run(lock.release)
 
 
 def test_one_hanging_dial_is_not_waited_for(server, proxy):
-    lock = Lock(Client(port=proxy.port), "book", timeout=1.5)
+    lock = Lock(Client(port=proxy.port), "book", timeout=6)
     lock.acquire()
     proxy.accepting.clear()
     proxy.cut()
     eventually(lambda: proxy.dialled >= 3, "a second dial beside the first")
     proxy.heal()
-    time.sleep(1.6)
-    lock.check()
+    renewed(lock)
     lock.release()
 
 
@@ -258,7 +256,7 @@ def test_a_reply_that_took_long_shortens_what_we_believe(server, proxy, face):
     face.run(warm.acquire)
     proxy.requested.clear()
     proxy.replies.clear()
-    lock = face.lock("book", timeout=3, renew=False)
+    lock = face.lock("book", timeout=6, renew=False)
     thread, _ = in_background(face.run, lock.acquire)
     eventually(lambda: server.client().get("book") is not None)
     time.sleep(0.5)
@@ -274,11 +272,11 @@ def test_a_reply_that_took_long_shortens_what_we_believe(server, proxy, face):
 
 def test_a_grant_of_which_too_much_has_passed_is_renewed_before_it_is_handed_out(server, face):
     face = face(server.port)
-    held, lock = Lock(server.client(), "book"), face.lock("book", timeout=1)
+    held, lock = Lock(server.client(), "book"), face.lock("book", timeout=3)
     held.acquire()
     thread, result = in_background(face.run, lock.acquire, blocking_timeout=20)
     eventually(lambda: held.info().waiters == 1)
-    time.sleep(0.5)
+    time.sleep(1.2)
     server.client().config_resetstat()
     held.release()
     thread.join(10)
@@ -290,7 +288,7 @@ def test_a_grant_of_which_too_much_has_passed_is_renewed_before_it_is_handed_out
 @pytest.mark.parametrize("answered", [True, False])
 def test_a_server_that_restarts_is_waited_out(own_server, face, answered):
     face = face(own_server.port)
-    held, lock = Lock(own_server.client(), "book"), face.lock("book", timeout=1)
+    held, lock = Lock(own_server.client(), "book"), face.lock("book", timeout=3)
     held.acquire()
     if answered:
         face.run(lock.info)
@@ -309,7 +307,7 @@ def test_a_server_that_restarts_is_waited_out(own_server, face, answered):
 def test_who_waits_on_a_server_that_hangs_looks_for_it(server, proxy, face):
     """The wait's connection is silent anyway: only a question tells that nobody is there any more."""
     face = face(proxy.port)
-    held, lock = Lock(server.client(), "book"), face.lock("book", timeout=0.9)
+    held, lock = Lock(server.client(), "book"), face.lock("book", timeout=3)
     held.acquire()
     thread, result = in_background(face.run, lock.acquire, blocking_timeout=30)
     eventually(lambda: held.info().waiters == 1)
@@ -333,7 +331,7 @@ def test_a_server_that_hangs_does_not_prolong_a_wait(server, proxy, face):
     proxy.replies.clear()
     started = time.monotonic()
     thread.join(30)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 5
     # Nobody has said that it is busy.
     assert [type(error) for error in result] == [UnreachableError]
     proxy.heal()
@@ -345,14 +343,13 @@ def test_readonly_finds_the_master_behind_the_same_address(own_server, face):
     proxy = Proxy(old.port)
     try:
         face = face(proxy.port)
-        lock = face.lock("book", timeout=3)
+        lock = face.lock("book", timeout=6)
         face.run(lock.acquire)
-        new.client().restore("book", 3000, old.client().dump("book"))
+        new.client().restore("book", 5000, old.client().dump("book"))
         proxy.to = new.port
         old.client().replicaof("127.0.0.1", "1")
-        time.sleep(2)
+        eventually(lambda: new.client().pttl("book") > 5000, "it is renewed there")
         lock.check()
-        assert new.client().pttl("book") > 1000
         face.run(lock.release)
         assert new.client().get("book") is None
     finally:
@@ -406,10 +403,9 @@ def test_a_lock_counts_only_what_enough_replicas_have(own_server, face):
     replica = Server("--replicaof", "127.0.0.1", str(own_server.port))
     try:
         eventually(lambda: own_server.client().wait(1, 100) == 1 or own_server.client().incr("x") < 0)
-        lock = face.lock("book", timeout=1, min_replicas=1)
+        lock = face.lock("book", timeout=3, min_replicas=1)
         assert face.run(lock.acquire, blocking_timeout=20)
-        time.sleep(1.5)
-        lock.check()
+        renewed(lock)
         other = face.lock("pen", min_replicas=1)
         assert face.run(other.acquire)
         assert face.run(other.downgrade)
@@ -420,6 +416,7 @@ def test_a_lock_counts_only_what_enough_replicas_have(own_server, face):
         changed = other.local.tenure.entry.regrant(1000)
         with pytest.raises(exceptions.ResponseError, match="NOREPLICAS"):
             changed.result(20)
+        face.run(other.release)
     finally:
         replica.end()
 
@@ -447,7 +444,8 @@ def test_a_lock_that_a_waiting_thread_left_to_the_grant_is_no_orphan(server):
         time.sleep(0.045 + moment * 0.0005)
         held.release()
         thread.join(10)
-        assert result in ([True], [False])
+        # Who hears nothing in time, on a busy machine, knows neither.
+        assert result in ([True], [False]) or isinstance(result[0], UnreachableError)
         del lock
     assert redis_lockkeeper.settled(10)
     eventually(lambda: server.client().get("book") is None)
@@ -508,7 +506,7 @@ def test_a_downgrade_that_arrives_late_makes_no_writer_share(server, proxy, face
 
 def test_a_wait_to_share_that_was_given_up_unanswered_makes_no_writer_share(server, proxy, face):
     face = face(proxy.port)
-    held, lock = Lock(server.client(), "book"), face.lock("book", shared=True, timeout=1)
+    held, lock = Lock(server.client(), "book"), face.lock("book", shared=True, timeout=3)
     held.acquire()
     proxy.when = b"WAIT", lambda: proxy.stuck or proxy.hold()
     thread, result = in_background(face.run, lock.acquire)
@@ -600,13 +598,11 @@ def test_every_kind_of_client_can_lock(server, kind):
     client = Client(**settings.get(kind, {"port": server.port}))
     if kind == "url":
         client = Client.from_url(f"redis://localhost:{server.port}/0?socket_timeout=1")
-    renewed = server.calls().get("lock.renew", 0)
-    held = Lock(client, "book", timeout=0.9)
+    held = Lock(client, "book", timeout=2)
     assert held.acquire()
-    eventually(lambda: server.calls().get("lock.renew", 0) > renewed)
-    held.check()
+    renewed(held)
     assert held.owned()
-    assert not Lock(client, "book").acquire(blocking_timeout=0.1)
+    assert not Lock(client, "book").acquire(blocking=False)
     held.release()
 
     async def main():
@@ -614,10 +610,8 @@ def test_every_kind_of_client_can_lock(server, kind):
         if kind == "blocking":
             own = {"port": server.port}
         redis = AsyncClient(**own)
-        renewed = server.calls()["lock.renew"]
-        async with AsyncLock(redis, "book", timeout=0.9) as lock:
-            eventually(lambda: server.calls()["lock.renew"] > renewed)
-            lock.check()
+        async with AsyncLock(redis, "book", timeout=2) as lock:
+            renewed(lock)
             assert await lock.owned()
         await redis.aclose()
 

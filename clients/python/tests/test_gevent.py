@@ -20,8 +20,8 @@ def test_a_lock_is_renewed_by_a_greenlet(server, client):
     said = run(
         PATCHED
         + """
-with Lock(client, "book", timeout=0.5) as lock:
-    gevent.sleep(1.2)
+with Lock(client, "book", timeout=3) as lock:
+    renewed(lock)
     print(lock.owned(), lock.check() > 0)
     waiting = gevent.spawn(Lock(client, "book").acquire)
     while not lock.info().waiters:

@@ -18,7 +18,7 @@ def test_a_forked_child_neither_renews_nor_releases(server, client):
     said = run(
         PRELUDE
         + """
-lock = Lock(client, "book", timeout=1)
+lock = Lock(client, "book", timeout=3)
 lock.acquire()
 pid = os.fork()
 if pid == 0:
@@ -29,8 +29,8 @@ if pid == 0:
         except redis_lockkeeper.ForkedError as error:
             print("forked", flush=True)
     print(lock.acquire(blocking=False), flush=True)
-    with Lock(client, "own", timeout=0.5) as own:
-        time.sleep(1.2)
+    with Lock(client, "own", timeout=3) as own:
+        renewed(own)
         print("own", lock.owned(), own.check() > 0, flush=True)
     sys.exit()
 os.waitpid(pid, 0)
@@ -50,7 +50,7 @@ def test_a_child_does_not_keep_the_lock_of_a_dead_parent(server, client):
 lock = Lock(client, "book", timeout=0.5)
 lock.acquire()
 if os.fork() == 0:
-    with Lock(client, "own", timeout=2):
+    with Lock(client, "own", timeout=6):
         print("held", flush=True)
         time.sleep(30)
 time.sleep(30)
@@ -99,22 +99,21 @@ def test_a_killed_holder_blocks_others_for_one_timeout(server, client):
     program = begin(
         """
 Lock(client, "free").acquire()
-lock = Lock(client, "book", timeout=1)
+lock = Lock(client, "book", timeout=3)
 lock.acquire()
+renewed(lock)
 print("held", flush=True)
 time.sleep(30)
 """,
         server.port,
     )
     assert program.stdout.readline() == "held\n"
-    time.sleep(1.5)
-    assert client.get("book") is not None, "it is renewed"
     program.kill()
     program.wait()
     started = time.monotonic()
     lock = Lock(client, "book")
     assert lock.acquire(blocking_timeout=20)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 8
     lock.release()
 
 
@@ -213,15 +212,15 @@ except redis_lockkeeper.LockLostError as error:
     assert said == "expired 0.0 True\n"
 
 
-def test_a_lock_in_a_cycle_is_released_when_it_is_collected(client):
+def test_a_lock_in_a_cycle_is_released_when_it_is_collected(server, client):
     gc.collect()
     gc.disable()
     try:
-        lock = Lock(client, "book", timeout=0.5)
+        lock = Lock(client, "book", timeout=3)
         lock.acquire()
         lock.itself = lock
         del lock
-        time.sleep(0.8)
+        eventually(lambda: server.calls().get("lock.renew"), "it is renewed")
         assert client.get("book") is not None
     finally:
         gc.enable()
@@ -231,17 +230,17 @@ def test_a_lock_in_a_cycle_is_released_when_it_is_collected(client):
 
 @pytest.mark.long
 def test_a_thousand_locks_are_renewed_over_one_connection(server, client):
-    locks = [Lock(client, f"book{n}", timeout=12) for n in range(1000)]
+    locks = [Lock(client, f"book{n}", timeout=20) for n in range(1000)]
     for lock in locks:
         assert lock.acquire(blocking=False)
-    eventually(lambda: server.calls().get("lock.renew", 0) >= 1000, "all are renewed")
+    eventually(lambda: server.calls().get("lock.renew", 0) >= 1000, "all are renewed", 60)
     assert len(client.keys("book*")) == 1000
     for lock in locks:
         lock.check()
     ours = [each for each in client.client_list() if each["cmd"].startswith("lock.")]
     assert len(ours) <= 2, "one for requests, one for renewals"
     del lock, locks
-    assert redis_lockkeeper.settled(20)
+    assert redis_lockkeeper.settled(60)
     assert client.keys("book*") == []
 
 
@@ -277,7 +276,7 @@ client = {library}.Redis(port=int(port))
 @app.task
 def once(name):
     try:
-        with Lock(client, "job", timeout=3, blocking_timeout=0):
+        with Lock(client, "job", timeout=6, blocking_timeout=0):
             client.rpush("began", f"{{name}}:{{os.getpid()}}")
             if name == "long":
                 time.sleep(60)
@@ -323,7 +322,7 @@ def test_a_celery_worker_killed_in_the_middle_of_a_task(server, client, tmp_path
         ask("long")
         eventually(lambda: client.llen("began") == 1, "the worker runs", 40)
         assert ask("second") == "busy"
-        eventually(lambda: server.calls().get("lock.renew", 0) >= 3, "it is renewed in the prefork child")
+        eventually(lambda: server.calls().get("lock.renew"), "it is renewed in the prefork child")
         assert ask("third") == "busy"
         os.kill(int(client.lindex("began", 0).decode().split(":")[1]), signal.SIGKILL)
         eventually(lambda: client.get("job") is None, "it ends with its ttl")

@@ -3,12 +3,11 @@
 import asyncio
 import importlib
 import subprocess
-import time
 
 import pytest
 
 import redis_lockkeeper
-from conftest import LIBRARY, SERVER, AsyncClient, Client, Server, eventually, free_port
+from conftest import LIBRARY, SERVER, AsyncClient, Client, Server, eventually, free_port, renewed
 from redis_lockkeeper import Lock
 from redis_lockkeeper.asyncio import Lock as AsyncLock
 
@@ -200,12 +199,12 @@ def test_locks_of_a_cluster_are_kept_where_they_are_and_where_they_go(nodes, fac
             result = call(*args, **more)
             return await result if face == "asyncio" else result
 
-        locks = [kind(client, f"{key}{number}", timeout=3) for number in range(20)]
+        locks = [kind(client, f"{key}{number}", timeout=6) for number in range(20)]
         for lock in locks:
             assert await done(lock.acquire)
-        moving = kind(client, key, timeout=3)
+        moving = kind(client, key, timeout=6)
         assert await done(moving.acquire)
-        await asyncio.sleep(1.5)
+        renewed(moving)
         for lock in locks:
             lock.check()
 
@@ -216,8 +215,7 @@ def test_locks_of_a_cluster_are_kept_where_they_are_and_where_they_go(nodes, fac
 
         # The source says ASK as long as the slot is on its way, then MOVED.
         move(nodes, key, halfway=halfway)
-        time.sleep(1.5)  # noqa: ASYNC251
-        moving.check()
+        renewed(moving)
         assert await done(moving.owned)
         await done(moving.release)
         assert not await done(moving.locked)
