@@ -57,8 +57,9 @@ class Lock(Base):
     async def __aenter__(self) -> Lock:
         """As `__enter__` of the lock for threads."""
         task = asyncio.current_task()
-        tenure = await self._run(self._entering(task))
-        if self.cancel_on_lost and task is not None:
+        tenure = await self._run(self._acquiring(None, None, None))
+        self._entering(task, tenure)
+        if self.cancel_on_lost and task is not None and tenure is not None:
             tenure.event = _CancellingEvent(tenure.event, task)
             if tenure.lost() is not None:
                 tenure.event.set()
@@ -89,7 +90,7 @@ class Lock(Base):
         Cancelled at any moment, it leaves neither a lock nor a place in the queue behind, or, while the server
         cannot be reached, none that outlives one timeout.
         """
-        return await self._run(self._acquiring(blocking, blocking_timeout, token))
+        return self._acquired(await self._run(self._acquiring(blocking, blocking_timeout, token)))
 
     def _listener(self, tenure: Tenure) -> Callable[[Lost], None]:
         tenure.event, loop = asyncio.Event(), asyncio.get_running_loop()

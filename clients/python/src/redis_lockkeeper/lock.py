@@ -165,7 +165,7 @@ class Base:
 
     def _acquiring(
         self, blocking: Optional[bool], blocking_timeout: Optional[float], token: Union[str, bytes, None]
-    ) -> Steps[bool]:
+    ) -> Steps[Optional[Tenure]]:
         label = token if token is not None else self.label
         if label is None:
             label = f"{socket.gethostname()}:{os.getpid()}"
@@ -181,12 +181,16 @@ class Base:
         tenure = yield from acquisition(
             self._place, name, label, self._terms(), patience, self.min_replicas, self.limit
         )
+        if tenure is not None:
+            tenure.entry.on_lost = self._listener(tenure)
+            tenure.entry.keep()
+            logger.debug("acquired %r as %r, fence %d", name, tenure.owner, tenure.fence)
+        return tenure
+
+    def _acquired(self, tenure: Optional[Tenure]) -> bool:
+        """The last step of `acquire`: who is interrupted before it drops the tenure, which releases it."""
         if tenure is None:
             return False
-        # Whose exception is thrown meanwhile drops the tenure, which releases it.
-        tenure.entry.on_lost = self._listener(tenure)
-        tenure.entry.keep()
-        logger.debug("acquired %r as %r, fence %d", name, tenure.owner, tenure.fence)
         self.local.tenure = tenure
         return True
 
@@ -196,12 +200,12 @@ class Base:
             raise NotHeldError(f"Cannot {what} a lock that's not owned or is already unlocked.", self.name)
         return tenure
 
-    def _entering(self, who: Hashable) -> Steps[Tenure]:
-        if not (yield from self._acquiring(None, None, None)):
+    def _entering(self, who: Hashable, tenure: Optional[Tenure]) -> None:
+        """The last step of `with`, as `_acquired`."""
+        if tenure is None:
             raise BusyError("Unable to acquire lock within the time specified", self.name)
-        tenure = self._held("enter")
-        self._entered.setdefault(who, []).append(tenure)
-        return tenure
+        entered = [*self._entered.get(who, ()), tenure]
+        self._entered[who], self.local.tenure = entered, tenure
 
     def _leaving(self, who: Hashable, *, failed: bool, always: bool = False) -> Steps[None]:
         """Releases what this thread or task has entered last, whatever the lock holds now. The body's exception wins
@@ -408,7 +412,7 @@ class Lock(Base):
         Raises:
             BusyError: a LockError, if it was not to be had in time. The body does not run.
         """
-        _run(self._entering(threading.get_ident()))
+        self._entering(threading.get_ident(), _run(self._acquiring(None, None, None)))
         return self
 
     def __exit__(
@@ -449,7 +453,7 @@ class Lock(Base):
             RefusedError: a ResponseError, if the server does not want to; `ModuleMissingError` if it has no Lockkeeper.
             InvalidError: if a time or the token cannot be used; nothing was sent.
         """
-        return _run(self._acquiring(blocking, blocking_timeout, token))
+        return self._acquired(_run(self._acquiring(blocking, blocking_timeout, token)))
 
     def _listener(self, tenure: Tenure) -> Callable[[Lost], None]:
         event, on_lost = threading.Event(), self.on_lost
