@@ -40,6 +40,19 @@ def module(name):
     return __import__(f"{LIBRARY}.{'asyncio.' if ASYNC else ''}{name}", fromlist=["x"])
 
 
+# Before Python 3.12, what is thrown into a thread that starts another can hit that one, before it runs; the first then
+# waits for it for ever. So nothing is thrown meanwhile.
+starting = threading.Lock()
+
+
+def _start(thread, start=threading.Thread.start):
+    with starting:
+        start(thread)
+
+
+threading.Thread.start = _start
+
+
 async def _ended(thread):
     while thread.is_alive():
         await asyncio.sleep(0.001)
@@ -79,7 +92,7 @@ async def call(function, *args, **more):
         while not begun.is_set():
             await asyncio.sleep(0)
         while thread.is_alive():
-            with guard:
+            with starting, guard:
                 if not ended.is_set():
                     interrupted = ctypes.c_ulong(thread.ident), ctypes.py_object(Interrupted)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(*interrupted)
