@@ -11,7 +11,7 @@
 //! another one, and nothing can be said about ours.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -246,9 +246,7 @@ fn hand_over(port: u16, waiting: usize, times: usize) {
 }
 
 fn start(dir: &Path, profile: &Path) -> (Child, u16) {
-    let probe = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let port = probe.local_addr().unwrap().port();
-    drop(probe);
+    let port = testkit::free_port();
     let server = Command::new("valgrind")
         .args(["--quiet", "--tool=callgrind"])
         .arg(format!("--callgrind-out-file={}", profile.display()))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -100,13 +101,17 @@ func contains(words []string, word string) bool {
 	return false
 }
 
+// freePort is none that a client is given for its end of a connection: the system takes those from 32768 on. The bus of a
+// node in a cluster is 10000 higher.
 func freePort() int {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
+	for {
+		port := 10000 + rand.IntN(12000)
+		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			listener.Close()
+			return port
+		}
 	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port
 }
 
 func eventually(t testing.TB, what string, is func() bool) {

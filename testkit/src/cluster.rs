@@ -1,11 +1,10 @@
 //! A cluster of real masters on this machine, two where nobody says otherwise, and a replica where one is wanted.
 
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use redis::Connection;
 
-use super::{OK, Reply, Server, Setup, ask, eventually, info, is_at_least, number};
+use super::{OK, Reply, Server, Setup, ask, eventually, free_port, info, is_at_least, number};
 
 const SLOTS: usize = 16_384;
 
@@ -120,9 +119,7 @@ impl<const N: usize> Cluster<N> {
 /// A node that knows of no other, and the port of its bus.
 fn start_node() -> (Server, String) {
     // Free now; the default, 10,000 above the port, may be no port at all.
-    let bus = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let bus_port = bus.local_addr().unwrap().port().to_string();
-    drop(bus);
+    let bus_port = free_port().to_string();
     let node = Setup::new()
         .args(&["--cluster-enabled", "yes", "--cluster-port", &bus_port])
         .args(&["--cluster-announce-ip", "127.0.0.1"])

@@ -365,14 +365,23 @@ impl Setup {
         let start = Instant::now();
         loop {
             // Free now is not free when the server binds it, hence the next round.
-            let probe = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-            server.port = probe.local_addr().unwrap().port();
-            drop(probe);
+            server.port = free_port();
             match server.launch() {
                 Err(log) if port_was_taken(&log) && start.elapsed() < PATIENCE => continue,
                 Err(log) => return Err(log),
                 Ok(()) => return Ok(server),
             }
+        }
+    }
+}
+
+/// A port that nobody listens at, and that no client is given for its end of a connection: the system takes those from
+/// 32,768 on, and thousands come and go while tests run.
+pub fn free_port() -> u16 {
+    loop {
+        let port = fastrand::u16(10_000..32_000);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
         }
     }
 }

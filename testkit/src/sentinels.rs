@@ -1,12 +1,11 @@
 //! Three sentinels that watch a master with one replica, ended by pid when dropped.
 
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-use super::{Server, eventually};
+use super::{Server, eventually, free_port};
 
 pub const MASTER: &str = "library";
 
@@ -108,9 +107,4 @@ impl Drop for Sentinels {
             let _ = process.wait();
         }
     }
-}
-
-pub fn free_port() -> u16 {
-    let probe = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    probe.local_addr().unwrap().port()
 }

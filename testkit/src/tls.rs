@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::{Server, Setup, skip};
+use crate::{Server, Setup, free_port, skip};
 
 /// An authority, and a server's certificate that it signed: `ca.crt`, `server.crt`, `server.key`.
 pub fn certificates(dir: &Path) {
@@ -41,9 +41,7 @@ pub fn certificates(dir: &Path) {
 #[track_caller]
 pub fn server(dir: &Path) -> Option<(Server, u16)> {
     let file = |name: &str| dir.join(name).display().to_string();
-    let probe = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let port = probe.local_addr().unwrap().port();
-    drop(probe);
+    let port = free_port();
     let started = Setup::new()
         .args(&["--tls-port", &port.to_string()])
         .args(&["--tls-auth-clients", "optional"])

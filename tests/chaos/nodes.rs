@@ -3,8 +3,7 @@
 use redis::Connection;
 
 use testkit::cluster::{self, epoch_of, node_id, slot_of};
-use testkit::sentinels::free_port;
-use testkit::{OK, Server, Setup, ask, eventually};
+use testkit::{OK, Server, Setup, ask, eventually, free_port};
 
 const TIMEOUT_MS: &str = "1000";
 

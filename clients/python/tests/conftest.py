@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -36,9 +37,11 @@ def pytest_collection_modifyitems(items):
 
 
 def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """None that a client is given for its end of a connection: the system takes those from 32,768 on."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Server:

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use lockkeeper::{Error, Lockkeeper};
 use tempfile::TempDir;
 use testkit::client::{hold, ms};
-use testkit::{NO, OK, Server, Setup, YES, ask, eventually};
+use testkit::{NO, OK, Server, Setup, YES, ask, eventually, free_port};
 
 async fn asked(lockkeeper: &Lockkeeper) -> Error {
     match lockkeeper.info("book").await {
@@ -380,9 +380,7 @@ struct Sentinel {
 impl Sentinel {
     fn watching(master: &Server, password: &str) -> Sentinel {
         let dir = TempDir::new().unwrap();
-        let probe = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = probe.local_addr().unwrap().port();
-        drop(probe);
+        let port = free_port();
         let text = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\nrequirepass {password}\n\
              sentinel monitor library 127.0.0.1 {} 1\nsentinel auth-pass library master-secret\n",
