@@ -87,7 +87,10 @@ impl Child {
         } else {
             Vec::new()
         };
-        prctl::set_child_subreaper(true)?;
+        prctl::set_child_subreaper(true).map_err(|error| {
+            let why = "what it leaves behind could not be ended: no PR_SET_CHILD_SUBREAPER here, as under qemu-user";
+            io::Error::other(format!("{why} ({})", error.desc()))
+        })?;
         let parent = getpid();
         let before_exec = move || {
             prctl::set_pdeathsig(Named::SIGKILL)?;
