@@ -225,7 +225,7 @@ $(DENY):
 $(ABOUT):
 	CARGO_PROFILE_RELEASE_LTO=off cargo install --quiet --locked --root $(TARGET)/tools --version 0.9.3 --features cli cargo-about
 
-.PHONY: dist dist-arm64 test-packages
+.PHONY: dist test-packages
 
 # TARGETS='x86_64-unknown-linux-gnu …' names what must be built; without it, what Rust is here for.
 dist: build-needs licences $(TARGET)/tools/zig/bin/cargo-zigbuild $(CYCLONEDX) ## make a release in dist/: archives, packages, checksums, what is in them
@@ -240,10 +240,6 @@ $(TARGET)/tools/zig/bin/cargo-zigbuild:
 
 $(CYCLONEDX):
 	cargo install --quiet --locked --root $(TARGET)/tools --version 0.5.9 cargo-cyclonedx
-
-dist-arm64: ## add what is for 64-bit ARM, where `rustup target add` is out of reach; needs root
-	$(call need,command -v mmdebstrap,mmdebstrap)
-	packaging/dist-arm64
 
 test-packages: ## test what `make dist` made: packages, images, units, metrics; needs root
 	packaging/tests/all
