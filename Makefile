@@ -144,7 +144,7 @@ chaos-planted: build conformance-needs $(if $(SERVER),,server-needs) ## see both
 # `tests/servers/fetch valkey-9.1` has fetched one.
 NATIVE := target/servers/valkey-9.1/redis-server
 
-bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(addprefix $(TARGET)/bench/,$(sort $(patsubst redislock,go_locks,$(PEERS:redsync=go_locks)))) ## measure against what people use (10 min); QUICK=1, ONLY='uncontended renew', PEERS='redlock redis-semaphore redislock redsync'
+bench: build $(if $(SERVER),,server-needs) $(TARGET)/bench/python/ready $(addprefix $(TARGET)/bench/,$(sort $(patsubst redislock,go_locks,$(PEERS:redsync=go_locks)))) ## measure against what people use (25 min); QUICK=1, ONLY='uncontended renew', PEERS='redlock redis-semaphore redislock redsync'
 	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo bench -p lockkeeper-benches --bench suite -- $(ONLY)
 	$(if $(SERVER)$(ONLY),,$(if $(wildcard $(NATIVE)), \
 		LOCKKEEPER_TEST_SERVER='$(abspath $(NATIVE))' cargo bench -p lockkeeper-benches --bench suite -- uncontended renew))
