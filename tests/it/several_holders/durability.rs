@@ -95,11 +95,7 @@ fn a_replica_that_becomes_master_has_every_lease() {
 #[test]
 fn a_server_without_the_module_keeps_the_list_and_everybody_out() {
     let master = Server::start();
-    let port = master.port().to_string();
-    let replica = Setup::new()
-        .without_module()
-        .args(&["--replicaof", "127.0.0.1", &port])
-        .start();
+    let replica = Setup::new().without_module().start_replica_of(&master);
     let mut redis = master.connect();
     let before = two_hold(&mut redis, "k");
     let mut at_replica = replica.connect();
