@@ -5,9 +5,8 @@ whatever went wrong.
 from __future__ import annotations
 
 import os
-import uuid
 import weakref
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from . import replies
 from .clock import now
@@ -30,14 +29,18 @@ LAST_BACK_OFF = 500 * MILLISECOND
 #: The longest label, so that the whole value, `<fence>:<label>:<uuid>`, fits the 512 bytes of an argument.
 MAX_LABEL = 495 - 37
 
+_T = TypeVar("_T")
+
 
 class Tenure:
     """One lock held once, from the grant to its end. A dropped one is released."""
 
+    #: Set when it is lost; of the kind that the face has. None until somebody asks for it, as most never do: making one
+    #: takes as long as sending a command.
+    event: Any = None
+
     def __init__(self, entry: Entry) -> None:
         self.owner = entry.owner
-        #: Set when it is lost; of the kind that the face has.
-        self.event: Any = None
         #: Whether `leave` or `release_after` has been called: then a `with` has nothing to release.
         self.concluded = False
         entry.holder = weakref.ref(self)
@@ -67,6 +70,18 @@ class Tenure:
     def lost(self) -> Optional[Lost]:
         """The clock is believed before the watchdog, which may not have run for a while."""
         return self.entry.lease.lost or (None if self.remaining() else Lost.EXPIRED)
+
+    def lost_event(self, kind: type[_T]) -> _T:
+        # In one step: of two threads that ask at once, each would have its own.
+        event: _T = self.__dict__.setdefault("event", kind())
+        # A loss before that was told to nobody.
+        if self.lost() is not None:
+            self.event.set()
+        return event
+
+    def tell_lost(self) -> None:
+        if self.event is not None:
+            self.event.set()
 
     def left(self) -> int:
         """What remains by the server's clock at least, in microseconds."""
@@ -105,6 +120,12 @@ def terms_of(timeout: Any, max_hold: Any, renew: bool) -> Terms:
     return Terms(ttl, hold, renew)
 
 
+def _uuid() -> bytes:
+    """As by `uuid.uuid4`, which takes longer than the rest of an owner, its lease and its terms together."""
+    digits = os.urandom(16).hex()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}".encode()
+
+
 def acquisition(
     place: Place, key: Key, label: bytes, terms: Terms, patience: Optional[int], min_replicas: int, limit: int
 ) -> Steps[Optional[Tenure]]:
@@ -116,14 +137,13 @@ def acquisition(
     back_off, tries, in_doubt = FIRST_BACK_OFF, 0, False
 
     def new_owner() -> bytes:
-        return b"%b:%b" % (label, str(uuid.uuid4()).encode())
+        return b"%b:%b" % (label, _uuid())
 
     def time_left() -> bool:
         return deadline is None or deadline - now() >= MILLISECOND
 
-    def until(span: int = LONGEST_ATTEMPT) -> int:
+    def until(at: int) -> int:
         """One try may take its time; a wait that is over is over."""
-        at = now() + span
         if one_try:
             return min(at, started_at + LONGEST_ATTEMPT)
         return at if deadline is None else min(at, deadline + OVERTIME)
@@ -138,7 +158,7 @@ def acquisition(
             try:
                 sent_at = now()
                 command = replies.acquire(key, owner, ttl, limit)
-                reply, _ = yield from ask(place, key, command, until(), undo, min_replicas)
+                reply, _ = yield from ask(place, key, command, until(sent_at + LONGEST_ATTEMPT), undo, min_replicas)
                 fence = replies.read_fence(reply)
                 if fence is None and time_left():
                     waiting, sent_at = True, now()
@@ -159,7 +179,7 @@ def acquisition(
                     # Some of the lease is gone already: what can be counted on starts with a renewal.
                     waiting, sent_at = False, now()
                     command, span = replies.renew(key, owner, ttl), max(terms.attempt, SECOND)
-                    reply, _ = yield from ask(place, key, command, until(span), undo, min_replicas)
+                    reply, _ = yield from ask(place, key, command, until(sent_at + span), undo, min_replicas)
                     if replies.read_answer(reply) is not Answer.YES:
                         fence = None
                 if fence is not None:

@@ -60,7 +60,7 @@ class Lock(Base):
         tenure = await self._run(self._acquiring(None, None, None))
         self._entering(task, tenure)
         if self.cancel_on_lost and task is not None and tenure is not None:
-            tenure.event = _CancellingEvent(tenure.event, task)
+            tenure.event = _CancellingEvent(task)
             if tenure.lost() is not None:
                 tenure.event.set()
         return self
@@ -93,13 +93,12 @@ class Lock(Base):
         return self._acquired(await self._run(self._acquiring(blocking, blocking_timeout, token)))
 
     def _listener(self, tenure: Tenure) -> Callable[[Lost], None]:
-        tenure.event, loop = asyncio.Event(), asyncio.get_running_loop()
-        held, on_lost = weakref.ref(tenure), self.on_lost
+        loop, held, on_lost = asyncio.get_running_loop(), weakref.ref(tenure), self.on_lost
 
         def tell(why: Lost) -> None:
             tenure = held()
             if tenure is not None:
-                tenure.event.set()
+                tenure.tell_lost()
             if on_lost is not None:
                 on_lost(why)
 
@@ -221,14 +220,13 @@ async def _dialled(step: Dial) -> Any:
 class _CancellingEvent(asyncio.Event):
     """Cancels a task when it is set, and can tell afterwards that it was this one."""
 
-    def __init__(self, told: asyncio.Event, task: asyncio.Task[Any]) -> None:
+    def __init__(self, task: asyncio.Task[Any]) -> None:
         super().__init__()
-        self._told, self._task = told, task
+        self._task = task
         self._cancelling: int = task.cancelling()  # type: ignore[attr-defined,unused-ignore]
         self._left = False
 
     def set(self) -> None:
-        self._told.set()
         if not self.is_set() and not self._left:
             self._task.cancel()
         super().set()

@@ -17,6 +17,7 @@ from collections import deque
 from contextlib import suppress
 from importlib import import_module
 from inspect import signature
+from itertools import chain
 from typing import Any, Callable, Optional, Union
 
 from .clock import now
@@ -107,14 +108,15 @@ class Node:
 
     def take_idle(self) -> Any:
         """A connection that was used before, or None. It may have died without our knowing."""
-        with suppress(IndexError):
-            while True:
+        while True:
+            try:
                 connection, _ = self._idle.pop()
-                # Readable is one that the server ended.
-                if not _readable(connection._sock):
-                    return connection
-                connection.disconnect()
-        return None
+            except IndexError:
+                return None
+            # Readable is one that the server ended.
+            if not _readable(connection._sock):
+                return connection
+            connection.disconnect()
 
     def give(self, connection: Any) -> None:
         """Back, after its reply was read."""
@@ -132,7 +134,7 @@ def send(connection: Any, *commands: Command) -> None:
     """Not by `send_command`, which throws the connection away when a signal's exception comes in between: then
     nothing could be sent behind the request any more.
     """
-    connection._sock.sendall(b"".join(connection.pack_commands(commands)))
+    connection._sock.sendall(b"".join(chain.from_iterable(connection.pack_command(*command) for command in commands)))
 
 
 def read(connection: Any) -> Any:

@@ -63,57 +63,56 @@ _REASONS = {
 }
 
 
-class Terms(NamedTuple):
+class Terms:
     """What the holder agreed to when it acquired, in microseconds."""
 
-    ttl: int
-    max_hold: Optional[int] = None
-    #: Without it the lease just ends.
-    renew: bool = True
+    __slots__ = ("_believed", "_counted", "attempt", "margin", "max_hold", "renew", "ttl")
+
+    def __init__(self, ttl: int, max_hold: Optional[int] = None, renew: bool = True) -> None:
+        #: Without `renew` the lease just ends.
+        self.ttl, self.max_hold, self.renew = ttl, max_hold, renew
+        self._counted = counted = _counted(ttl)
+        #: How much earlier than the server we let the lease end: one per cent for two clocks that run at
+        #: different speeds, and 2 ms because the server counts in whole milliseconds.
+        self.margin = counted // 100 + 2 * MILLISECOND
+        self._believed = max(0, counted - self.margin)
+        #: The longest that one attempt may take: four of them fit between the first, at a third of the ttl,
+        #: and the end.
+        self.attempt = min(counted // 6, LONGEST_ATTEMPT)
+
+    def of(self, ttl: int) -> Terms:
+        """The same for another ttl."""
+        return self if ttl == self.ttl else Terms(ttl, self.max_hold, self.renew)
 
     def ends_at(self, sent_at: int) -> int:
         """Until when a lease may be believed that was asked for at `sent_at`. Counted from before the request
         left, so that a slow reply can only make us stop too early, never too late.
         """
-        return sent_at + max(0, _counted(self.ttl) - self.margin)
-
-    @property
-    def margin(self) -> int:
-        """How much earlier than the server we let the lease end: one per cent for two clocks that run at
-        different speeds, and 2 ms because the server counts in whole milliseconds.
-        """
-        return _counted(self.ttl) // 100 + 2 * MILLISECOND
-
-    @property
-    def attempt(self) -> int:
-        """The longest that one attempt may take: four of them fit between the first, at a third of the ttl,
-        and the end.
-        """
-        return min(_counted(self.ttl) // 6, LONGEST_ATTEMPT)
+        return sent_at + self._believed
 
     def is_stale(self, sent_at: int, now: int) -> bool:
         """Whether so much of the lease is gone that a holder should renew before it begins to work."""
-        return self.ends_at(sent_at) - now < _counted(_counted(self.ttl) * 2 // 3)
+        return self.ends_at(sent_at) - now < self._counted * 2 // 3
 
     def renew_at(self, sent_at: int) -> int:
         """When to renew what was asked for at `sent_at`: at a third of the ttl, or up to a 1200th of it sooner,
         so that the renewals of many locks fall on the same moments and travel together.
         """
-        due_at = sent_at + _counted(self.ttl) // 3
-        return due_at - due_at % max(1, _counted(self.ttl) // 1200)
+        due_at = sent_at + self._counted // 3
+        return due_at - due_at % max(1, self._counted // 1200)
 
     def renew_extended_at(self, ends_at: int) -> int:
         """When to renew a lease that was extended until `ends_at`: when the ttl is what remains. Sooner, a
         renewal would cut the lease to the ttl again.
         """
-        return max(0, ends_at - max(0, _counted(self.ttl) - self.margin))
+        return max(0, ends_at - self._believed)
 
     def back_off(self, failures: int, first: int = FURTHEST) -> int:
         """How long to wait after the `failures`-th failure in a row, so that a server that is down is asked
         some ten times before the lease ends and not thousands of times.
         """
-        first = min(first, _counted(self.ttl) // 60)
-        return min(first << min(max(0, failures - 1), 20), _counted(self.ttl) // 12)
+        first = min(first, self._counted // 60)
+        return min(first << min(max(0, failures - 1), 20), self._counted // 12)
 
 
 def _counted(duration: int) -> int:
@@ -306,7 +305,7 @@ class Lease:
             return Sleep(min(until, self._due_at))
         ttl = _counted(self.terms.ttl) if self._extension is None else self._extension
         # A shorter one than what remains counts at once: it may be carried out unheard.
-        self.ends_at = min(self.ends_at, self.terms._replace(ttl=ttl).ends_at(now))
+        self.ends_at = min(self.ends_at, self.terms.of(ttl).ends_at(now))
         return Renew(ttl, self._attempt(now, ttl))
 
     def _let_go(self, now: int) -> Action:
@@ -359,7 +358,7 @@ class Lease:
 
     def _renewed(self, sent_at: int, ttl: int, now: int) -> None:
         self.failures = 0
-        carried = self.terms._replace(ttl=ttl)
+        carried = self.terms.of(ttl)
         self.ends_at = carried.ends_at(sent_at)
         if self.terms.renew:
             self._due_at = max(carried.renew_at(sent_at), self.terms.renew_extended_at(self.ends_at))

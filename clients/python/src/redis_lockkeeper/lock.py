@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Hashable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
@@ -160,7 +161,7 @@ class Base:
         return terms_of(self.timeout or DEFAULT_TIMEOUT, self.max_hold, self.renew)
 
     def _listener(self, tenure: Tenure) -> Callable[[Lost], None]:
-        """Gives the tenure its event. Returns what the watchdog is to call at a loss, which must not keep it alive."""
+        """What the watchdog is to call at a loss. It must not keep the tenure alive."""
         raise NotImplementedError
 
     def _acquiring(
@@ -259,7 +260,7 @@ class Base:
                 failure = error
             finally:
                 ended = entry.answered(sent_at, answer)
-            if failure is not None:
+            if failure is not None and ended is not None:
                 # The watchdog may have more luck, in what is left of the time.
                 if not (yield Outcome(ended, until)) or entry.answer is Answer.FAILED:
                     raise failure
@@ -344,12 +345,7 @@ class Base:
 
     def _lost_event(self, kind: type[_T]) -> _T:
         tenure = self.local.tenure
-        if tenure is None:
-            return kind()
-        if tenure.lost() is not None:
-            tenure.event.set()
-        event: _T = tenure.event
-        return event
+        return kind() if tenure is None else tenure.lost_event(kind)
 
     @property
     def fence(self) -> Optional[int]:
@@ -456,11 +452,12 @@ class Lock(Base):
         return self._acquired(_run(self._acquiring(blocking, blocking_timeout, token)))
 
     def _listener(self, tenure: Tenure) -> Callable[[Lost], None]:
-        event, on_lost = threading.Event(), self.on_lost
-        tenure.event = event
+        held, on_lost = weakref.ref(tenure), self.on_lost
 
         def lost(why: Lost) -> None:
-            event.set()
+            tenure = held()
+            if tenure is not None:
+                tenure.tell_lost()
             if on_lost is not None:
                 # The watchdog has other locks to keep.
                 try:

@@ -163,19 +163,20 @@ class Entry:
                 return None
             return at, command
 
-    def answered(self, sent_at: int, answer: Answer) -> Future[None]:
-        """What the caller's attempt to give it up came to; the watchdog tries on if it failed. Returns what tells of
+    def answered(self, sent_at: int, answer: Answer) -> Optional[Future[None]]:
+        """What the caller's attempt to give it up came to. If it failed, the watchdog tries on; returns what tells of
         the end.
         """
-        ended = _running()
         with _mutex:
-            self.ending.append(ended)
-            self.lease.answered(sent_at, answer, now())
+            at = now()
+            self.lease.answered(sent_at, answer, at)
             self.answer = answer
-            if answer is Answer.FAILED:
-                self.watchdog._take(self, now())
-            else:
+            if answer is not Answer.FAILED:
                 self._end()
+                return None
+            ended = _running()
+            self.ending.append(ended)
+            self.watchdog._take(self, at)
         return ended
 
     def leave(self) -> None:
