@@ -356,8 +356,7 @@ pub fn acquire(
 fn hold_alone(fence: Fence, request: LeaseRequest, ends_at: UnixMs) -> Effect {
     let LeaseRequest { owner, limit, .. } = request;
     if limit == Limit::EXCLUSIVE {
-        let bytes = write(fence, owner);
-        return Effect::Set(Value { bytes, ends_at });
+        return Effect::Set(Value::exclusive(fence, owner, ends_at));
     }
     Effect::Hold(Holders::one(Holder {
         owner,

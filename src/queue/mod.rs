@@ -409,12 +409,13 @@ impl<C: Copy + Ord> Queue<C> {
                 break;
             }
         }
+        let next_end = holders.next_end();
         let value = holders.value();
         let written = value.as_ref().map(|value| Seen {
             len: value.bytes.len(),
             ends_at: Some(value.ends_at),
         });
-        self.held(lock, written, holders.next_end(), now);
+        self.held(lock, written, next_end, now);
         if grants.len() == BATCH {
             // The rest has room for the same reason.
             self.schedule.look_again(lock, cause);

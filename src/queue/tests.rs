@@ -786,7 +786,9 @@ impl Sim {
                 "taken from its holder"
             );
         }
-        let number = self.holders(key).map_or(0, |holders| holders.iter().len());
+        let number = self
+            .holders(key)
+            .map_or(0, |holders| holders.iter().count());
         let number = number.max(self.keys[key].holders.len());
         let allows = |told: &Told| usize::from(told.limit.number()) >= number;
         assert!(self.keys[key].holders.iter().all(allows), "too many hold");

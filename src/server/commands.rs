@@ -274,7 +274,7 @@ fn holding(value: Option<&[u8]>, ends_at: Option<UnixMs>, now: UnixUs) -> Info {
         ttl_ms,
         list: Some(ListInfo {
             limit: limit.number().into(),
-            holding: holders.iter().len() as i64,
+            holding: holders.iter().count() as i64,
             holders: holders.iter().take(LISTED).map(info).collect(),
         }),
         ..nobody

@@ -10,19 +10,22 @@
 
 use std::ops::Range;
 
-use super::{FENCE_DIGITS, Fence, MAX_OWNER, Owner, digits, number, write};
+use super::{Fence, MAX_OWNER, Owner, digits, write};
 use crate::time::{UnixMs, UnixUs};
 
 /// What a list begins with, and no fence does.
 const MARK: u8 = b'+';
 
-const END_DIGITS: usize = 16;
-const LIMIT_DIGITS: usize = 4;
-const WEIGHT_DIGITS: usize = 4;
-const LENGTH_DIGITS: usize = 3;
+/// What is before the owner in a record: each 0 stands for any digit.
+const HEAD_FORM: &[u8; HEAD] = b"0000000000000000:0000000000000000:0000:0000:000:";
+const HEAD: usize = 48;
 
-/// Bytes before the owner in a record: the numbers, each with a colon.
-const HEAD: usize = FENCE_DIGITS + END_DIGITS + LIMIT_DIGITS + WEIGHT_DIGITS + LENGTH_DIGITS + 5;
+// Where the numbers are in it.
+const FENCE: Range<usize> = 0..16;
+const END: Range<usize> = 17..33;
+const LIMIT: Range<usize> = 34..38;
+const WEIGHT: Range<usize> = 39..43;
+const LENGTH: Range<usize> = 44..47;
 
 /// Fewer bytes are no list: one holder with an owner of one byte.
 const SHORTEST: usize = 1 + HEAD + 1;
@@ -30,11 +33,11 @@ const SHORTEST: usize = 1 + HEAD + 1;
 /// More bytes are no list that we wrote. It bounds what a forged one costs to read.
 const LONGEST: usize = 1 + Limit::SHARED.0 as usize * (HEAD + MAX_OWNER);
 
-/// The last end that has [`END_DIGITS`] digits: in the year 318857.
+/// The last end that there is room for: in the year 318857.
 const LAST_END: i64 = 9_999_999_999_999_999;
 
 /// How much of a limit one holder takes. The format has room for others.
-const WEIGHT: u16 = 1;
+const ONE: u64 = 1;
 
 /// How many may hold a key together, in the eyes of one of them, itself counted: 1 to 1,000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,17 +71,6 @@ pub struct Holder<'h> {
     pub ends_at: UnixMs,
 }
 
-/// A holder, in the list.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Record {
-    fence: Fence,
-    ends_at: UnixMs,
-    limit: Limit,
-    weight: u16,
-    /// Where its owner is in [`Holders::owners`].
-    owner: Range<usize>,
-}
-
 /// What a key is to hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
@@ -86,13 +78,103 @@ pub struct Value {
     pub ends_at: UnixMs,
 }
 
+impl Value {
+    /// Of a key with one holder that allows no company.
+    pub fn exclusive(fence: Fence, owner: Owner, ends_at: UnixMs) -> Value {
+        let bytes = write(fence, owner);
+        Value { bytes, ends_at }
+    }
+}
+
 /// Those who hold a key together and whose lease has not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holders {
-    living: Vec<Record>,
-    /// The owners' bytes, in one piece: a list of a thousand is read without a thousand allocations.
-    owners: Vec<u8>,
+    /// A list of them, or nothing. Kept as it is written, since most of it stays as it was read.
+    list: Vec<u8>,
     highest: Option<Fence>,
+}
+
+/// A record of a list.
+#[derive(Clone, Copy)]
+struct Record<'l> {
+    head: &'l [u8; HEAD],
+    owner: &'l [u8],
+}
+
+impl<'l> Record<'l> {
+    /// The first of these records, and the others; none if they do not begin with one.
+    fn split(records: &'l [u8]) -> Option<(Record<'l>, &'l [u8])> {
+        let (head, rest) = records.split_first_chunk()?;
+        let (owner, rest) = rest.split_at_checked(owner_len(head))?;
+        Some((Record { head, owner }, rest))
+    }
+
+    fn len(&self) -> usize {
+        HEAD + self.owner.len()
+    }
+
+    fn fence(&self) -> Fence {
+        Fence(sixteen(&self.head[FENCE]))
+    }
+
+    fn ends_at(&self) -> UnixMs {
+        UnixMs(sixteen(&self.head[END]).cast_signed())
+    }
+
+    fn limit(&self) -> Limit {
+        Limit(number(&self.head[LIMIT]) as u16)
+    }
+
+    fn weight(&self) -> u64 {
+        number(&self.head[WEIGHT])
+    }
+
+    /// Whether it could be one of ours.
+    fn is_well_formed(&self) -> bool {
+        let of_form = |(byte, form): (&u8, &u8)| match form {
+            b'0' => byte.is_ascii_digit(),
+            _ => byte == form,
+        };
+        let bytes = self.head.iter().zip(HEAD_FORM).map(of_form);
+        // Not `all`: that would look at one byte after the other.
+        bytes.fold(true, |all, one| all & one)
+            && Fence::new(self.fence().0).is_some()
+            && (2..=Limit::SHARED.0).contains(&self.limit().0)
+            && (1..=u64::from(Limit::SHARED.0)).contains(&self.weight())
+            && (1..=MAX_OWNER).contains(&self.owner.len())
+    }
+
+    fn holder(&self) -> Holder<'l> {
+        Holder {
+            owner: Owner(self.owner),
+            fence: self.fence(),
+            limit: self.limit(),
+            ends_at: self.ends_at(),
+        }
+    }
+}
+
+fn owner_len(head: &[u8; HEAD]) -> usize {
+    number(&head[LENGTH]) as usize
+}
+
+/// Reads digits. Of other bytes it makes some number.
+fn number(digits: &[u8]) -> u64 {
+    let digit = |byte: &u8| u64::from(byte & 0x0f);
+    digits.iter().fold(0, |sum, byte| 10 * sum + digit(byte))
+}
+
+/// The same of sixteen digits, which most of a list is: in each half four pairs at once, then two pairs of them, then
+/// one.
+fn sixteen(digits: &[u8]) -> u64 {
+    let half = |at| {
+        let half: [u8; 8] = *digits[at..].first_chunk().expect("there are sixteen");
+        let ones = u64::from_le_bytes(half) & 0x0f0f_0f0f_0f0f_0f0f;
+        let twos = (10 * ones + (ones >> 8)) & 0x00ff_00ff_00ff_00ff;
+        let fours = (100 * twos + (twos >> 16)) & 0x0000_ffff_0000_ffff;
+        (10_000 * fours + (fours >> 32)) & 0xffff_ffff
+    };
+    100_000_000 * half(0) + half(8)
 }
 
 /// Whether a value of this many bytes can be a list. Shorter ones need not be read, which would change their
@@ -127,88 +209,72 @@ impl Holders {
     #[inline]
     pub fn read(value: &[u8], now: UnixUs) -> Option<Holders> {
         match value {
-            [MARK, records @ ..] => Holders::read_records(records, now),
+            [MARK, ..] => Holders::read_records(value, now),
             _ => None,
         }
     }
 
-    fn read_records(mut rest: &[u8], now: UnixUs) -> Option<Holders> {
-        if !(SHORTEST..=LONGEST).contains(&(1 + rest.len())) {
+    fn read_records(value: &[u8], now: UnixUs) -> Option<Holders> {
+        if !(SHORTEST..=LONGEST).contains(&value.len()) {
             return None;
         }
-        let mut holders = Holders::default();
-        let mut records = 0;
+        let (mut highest, mut some_ended, mut count) = (None, false, 0);
+        let mut rest = &value[1..];
         while !rest.is_empty() {
-            holders.read_record(&mut rest, now)?;
-            records += 1;
+            let (record, after) = Record::split(rest).filter(|(of, _)| of.is_well_formed())?;
+            // A fence that cannot be ours must not hide the highest of those that can.
+            if record.fence().is_at_most_a_day_ahead(now) {
+                highest = highest.max(Some(record.fence()));
+            }
+            some_ended |= record.ends_at() < now.ms();
+            count += 1;
+            rest = after;
         }
-        (records <= Limit::SHARED.0).then_some(holders)
+        if count > Limit::SHARED.0 {
+            return None;
+        }
+        let list = value.to_vec();
+        let mut holders = Holders { list, highest };
+        if some_ended {
+            holders.remove(|record| record.ends_at() < now.ms());
+        }
+        Some(holders)
     }
 
-    fn read_record(&mut self, rest: &mut &[u8], now: UnixUs) -> Option<()> {
-        let fence = Fence::new(field(rest, FENCE_DIGITS)?)?;
-        let ends_at = UnixMs(field(rest, END_DIGITS)?.cast_signed());
-        let limit = Limit::new(field(rest, LIMIT_DIGITS)?)?;
-        let weight = Limit::new(field(rest, WEIGHT_DIGITS)?)?.0;
-        let length = field(rest, LENGTH_DIGITS)?;
-        let (owner, after) = rest.split_at_checked(usize::try_from(length).ok()?)?;
-        let owner = Owner::new(owner).filter(|_| limit > Limit::EXCLUSIVE)?;
-        *rest = after;
-        // A fence that cannot be ours must not hide the highest of those that can.
-        if fence.is_at_most_a_day_ahead(now) {
-            self.highest = self.highest.max(Some(fence));
-        }
-        if ends_at >= now.ms() {
-            self.push(owner, fence, limit, weight, ends_at);
-        }
-        Some(())
-    }
-
-    fn push(&mut self, owner: Owner, fence: Fence, limit: Limit, weight: u16, ends_at: UnixMs) {
-        let start = self.owners.len();
-        self.owners.extend_from_slice(owner.bytes());
-        self.living.push(Record {
-            fence,
-            ends_at: writable(ends_at),
-            limit,
-            weight,
-            owner: start..self.owners.len(),
-        });
-    }
-
-    fn owner(&self, record: &Record) -> &[u8] {
-        &self.owners[record.owner.clone()]
+    /// In the order of their grants.
+    fn records(&self) -> impl Iterator<Item = Record<'_>> {
+        let mut rest = self.list.get(1..).unwrap_or_default();
+        std::iter::from_fn(move || {
+            let (record, after) = Record::split(rest)?;
+            rest = after;
+            Some(record)
+        })
     }
 
     /// Nobody holds the key any more.
     pub fn is_empty(&self) -> bool {
-        self.living.is_empty()
+        self.list.is_empty()
     }
 
     /// In the order of their grants.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Holder<'_>> {
-        self.living.iter().map(|record| Holder {
-            owner: Owner(self.owner(record)),
-            fence: record.fence,
-            limit: record.limit,
-            ends_at: record.ends_at,
-        })
+    pub fn iter(&self) -> impl Iterator<Item = Holder<'_>> {
+        self.records().map(|record| record.holder())
     }
 
     pub fn find(&self, owner: Owner) -> Option<Holder<'_>> {
-        self.iter().find(|holder| holder.owner == owner)
+        let own = self.records().find(|record| record.owner == owner.bytes());
+        own.map(|record| record.holder())
     }
 
     /// The rule. What the owner itself holds does not count: it would be replaced.
     pub fn admits(&self, owner: Owner, limit: Limit) -> bool {
         let others = self
-            .living
-            .iter()
-            .filter(|record| self.owner(record) != owner.bytes());
-        let (weight, least) = others.fold((u32::from(WEIGHT), limit), |(weight, least), record| {
-            (weight + u32::from(record.weight), least.min(record.limit))
+            .records()
+            .filter(|record| record.owner != owner.bytes());
+        let (weight, least) = others.fold((ONE, limit), |(weight, least), record| {
+            (weight + record.weight(), least.min(record.limit()))
         });
-        weight <= u32::from(least.0)
+        weight <= u64::from(least.0)
     }
 
     /// Adds a holder, in place of what its owner held before.
@@ -220,36 +286,61 @@ impl Holders {
             ends_at,
         } = holder;
         self.leave(owner);
-        self.push(owner, fence, limit, WEIGHT, ends_at);
+        self.list.reserve(1 + HEAD + owner.bytes().len());
+        if self.is_empty() {
+            self.list.push(MARK);
+        }
+        let mut head = *HEAD_FORM;
+        digits(&mut head[FENCE], fence.0);
+        digits(&mut head[END], writable(ends_at));
+        digits(&mut head[LIMIT], limit.0.into());
+        digits(&mut head[WEIGHT], ONE);
+        digits(&mut head[LENGTH], owner.bytes().len() as u64);
+        self.list.extend_from_slice(&head);
+        self.list.extend_from_slice(owner.bytes());
         self.highest = self.highest.max(Some(fence));
     }
 
     /// Takes an owner out. Returns whether it held the key.
     pub fn leave(&mut self, owner: Owner) -> bool {
-        self.remove(|of, _| of == owner.bytes())
+        self.remove(|record| record.owner == owner.bytes())
     }
 
     /// Takes out what an owner holds under this fence. Returns whether it did.
     pub fn leave_grant(&mut self, owner: Owner, fence: Fence) -> bool {
-        self.remove(|of, record| of == owner.bytes() && record.fence == fence)
+        self.remove(|record| record.owner == owner.bytes() && record.fence() == fence)
     }
 
-    fn remove(&mut self, matches: impl Fn(&[u8], &Record) -> bool) -> bool {
-        let (before, owners) = (self.living.len(), &self.owners);
-        self.living
-            .retain(|record| !matches(&owners[record.owner.clone()], record));
-        self.living.len() < before
+    fn remove(&mut self, matches: impl Fn(Record) -> bool) -> bool {
+        let before = self.list.len();
+        let (mut kept, mut at) = (1, 1);
+        while let Some((record, _)) = self.list.get(at..).and_then(Record::split) {
+            let (goes, len) = (matches(record), record.len());
+            if !goes {
+                if kept < at {
+                    self.list.copy_within(at..at + len, kept);
+                }
+                kept += len;
+            }
+            at += len;
+        }
+        self.list.truncate(if kept > 1 { kept } else { 0 });
+        self.list.len() < before
     }
 
     /// The lease of this owner ends then. Returns whether it holds the key.
     pub fn renew(&mut self, owner: Owner, ends_at: UnixMs) -> bool {
-        let owners = &self.owners;
-        let of_owner = |record: &&mut Record| owners[record.owner.clone()] == *owner.bytes();
-        let renewed = self.living.iter_mut().filter(of_owner);
+        let mut renewed = false;
+        let mut rest = self.list.get_mut(1..).unwrap_or_default();
+        while let Some((head, after)) = rest.split_first_chunk_mut() {
+            let (of, after) = after.split_at_mut(owner_len(head));
+            if of == owner.bytes() {
+                digits(&mut head[END], writable(ends_at));
+                renewed = true;
+            }
+            rest = after;
+        }
         renewed
-            .map(|record| record.ends_at = writable(ends_at))
-            .count()
-            > 0
     }
 
     /// The fence that the next one must be above. Those who have ended count too.
@@ -259,66 +350,37 @@ impl Holders {
 
     /// When the first of the leases ends.
     pub fn next_end(&self) -> Option<UnixMs> {
-        self.living.iter().map(|record| record.ends_at).min()
+        self.records().map(|record| record.ends_at()).min()
     }
 
     /// When the last of the leases ends, and so the key.
     pub fn last_end(&self) -> Option<UnixMs> {
-        self.living.iter().map(|record| record.ends_at).max()
+        self.records().map(|record| record.ends_at()).max()
     }
 
     /// The smallest of the limits.
     pub fn limit(&self) -> Option<Limit> {
-        self.living.iter().map(|record| record.limit).min()
+        self.records().map(|record| record.limit()).min()
     }
 
     /// What the key is to hold; none if it is to go.
-    pub fn value(&self) -> Option<Value> {
+    pub fn value(self) -> Option<Value> {
         let ends_at = self.last_end()?;
-        let bytes = match &self.living[..] {
-            [only] if only.limit == Limit::EXCLUSIVE => write(only.fence, Owner(self.owner(only))),
-            _ => self.list(),
-        };
-        Some(Value { bytes, ends_at })
-    }
-
-    fn list(&self) -> Vec<u8> {
-        let mut list = Vec::with_capacity(1 + self.living.len() * HEAD + self.owners.len());
-        list.push(MARK);
-        for record in &self.living {
-            let owner = self.owner(record);
-            for (number, digits) in [
-                (record.fence.0, FENCE_DIGITS),
-                (record.ends_at.0.cast_unsigned(), END_DIGITS),
-                (record.limit.0.into(), LIMIT_DIGITS),
-                (record.weight.into(), WEIGHT_DIGITS),
-                (owner.len() as u64, LENGTH_DIGITS),
-            ] {
-                put_field(&mut list, number, digits);
+        match Record::split(&self.list[1..]) {
+            Some((only, [])) if only.limit() == Limit::EXCLUSIVE => {
+                Some(Value::exclusive(only.fence(), Owner(only.owner), ends_at))
             }
-            list.extend_from_slice(owner);
+            _ => Some(Value {
+                bytes: self.list,
+                ends_at,
+            }),
         }
-        list
     }
 }
 
-/// This end, or the nearest that has [`END_DIGITS`] digits.
-fn writable(ends_at: UnixMs) -> UnixMs {
-    UnixMs(ends_at.0.clamp(0, LAST_END))
-}
-
-/// Reads so many digits and a colon.
-fn field(rest: &mut &[u8], digits: usize) -> Option<u64> {
-    let (field, after) = rest.split_at_checked(digits)?;
-    *rest = after.strip_prefix(b":")?;
-    number(field)
-}
-
-fn put_field(list: &mut Vec<u8>, number: u64, len: usize) {
-    let start = list.len();
-    list.resize(start + len, 0);
-    digits(&mut list[start..], number);
-    list.push(b':');
+/// This end, or the nearest that there is room for.
+fn writable(ends_at: UnixMs) -> u64 {
+    ends_at.0.clamp(0, LAST_END).cast_unsigned()
 }
 
 #[cfg(test)]

@@ -60,10 +60,10 @@ fn a_list_has_a_record_for_each_holder_in_the_order_of_their_grants() {
             },
         ]
     );
+    assert_eq!(holders.next_end(), Some(ends_at));
     let value = holders.value().unwrap();
     assert_eq!(value.bytes, LIST);
     assert_eq!(value.ends_at, UnixMs(ends_at.0 + 3_000));
-    assert_eq!(holders.next_end(), Some(ends_at));
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_list_has_at_most_a_thousand_holders_with_the_longest_of_names() {
     };
     assert_eq!(list(1_000).len(), LONGEST);
     let thousand = Holders::read(&list(1_000), NOW).unwrap();
-    assert_eq!(thousand.iter().len(), 1_000);
+    assert_eq!(thousand.iter().count(), 1_000);
     assert_eq!(Holders::read(&list(1_001), NOW), None);
     // Nor more with shorter names.
     let short = "0000000000000001:0009999999999999:1000:0001:001:o".repeat(1_001);
@@ -177,11 +177,12 @@ fn whose_lease_has_ended_does_not_count_but_its_fence_does() {
         holder("lasts to this millisecond", 6, 2, 0),
         holder("ended", 7, 2, -1),
     ]);
-    let read = Holders::read(&all.value().unwrap().bytes, NOW).unwrap();
+    let value = all.value().unwrap().bytes;
+    let read = Holders::read(&value, NOW).unwrap();
     assert_eq!(names(&read), [&b"living"[..], b"lasts to this millisecond"]);
     assert_eq!(read.highest(), Some(Fence(7)));
     let later = UnixUs(NOW.0 + 11_000);
-    let nobody = Holders::read(&all.value().unwrap().bytes, later).unwrap();
+    let nobody = Holders::read(&value, later).unwrap();
     assert!(nobody.is_empty());
     assert_eq!(nobody.highest(), Some(Fence(7)));
     assert_eq!(nobody.value(), None);
@@ -299,7 +300,7 @@ proptest! {
                 ends_at: UnixMs(*end),
             });
         }
-        let value = holders.value().unwrap();
+        let value = holders.clone().value().unwrap();
         let read = Holders::read(&value.bytes, UnixUs(0)).unwrap();
         prop_assert!(read.iter().eq(holders.iter()));
         prop_assert_eq!(read.highest(), holders.highest());
@@ -315,7 +316,7 @@ proptest! {
         let (mut holders, mut now) = (Holders::default(), NOW);
         for (number, (who, allows, leaves, ms)) in steps.into_iter().enumerate() {
             now.0 += 1_000;
-            if let Some(value) = holders.value().filter(|value| value.bytes[0] == MARK) {
+            if let Some(value) = holders.clone().value().filter(|value| value.bytes[0] == MARK) {
                 holders = Holders::read(&value.bytes, now).unwrap();
             }
             let name = ["a", "b", "c", "d", "e", "f"][who];
@@ -326,7 +327,7 @@ proptest! {
                 let ends_at = UnixMs(now.ms().0 + ms);
                 holders.join(Holder { owner: owner(name), fence: Fence(1 + number as u64), limit, ends_at });
             }
-            let living = holders.iter().len();
+            let living = holders.iter().count();
             prop_assert!(holders.iter().all(|holder| usize::from(holder.limit.number()) >= living));
         }
     }

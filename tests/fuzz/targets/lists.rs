@@ -76,7 +76,7 @@ fuzz_target!(|input: &[u8]| {
             } => {
                 assert!(own.is_some() || !queued, "a newcomer passed the queue");
                 assert!(Some(fence) > holders.highest() || fence.number() == MAX_INTEGER);
-                let number = after.iter().len();
+                let number = after.iter().count();
                 assert!(
                     after
                         .iter()
