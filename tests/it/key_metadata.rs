@@ -310,26 +310,32 @@ fn a_waiting_client_resets_no_idle_time_and_changes_no_encoding() {
 fn a_grant_resets_the_idle_time_and_counts_as_no_use() {
     let server = Server::with(&COUNT_EVERY_USE);
     let mut redis = server.connect();
-    for owner in OWNERS {
+    // The next value is of another length, and of the same.
+    let [short, long] = OWNERS;
+    let of_same_length = "n".repeat(long.len());
+    let pairs = [[short, "next"], [long, "next"], [long, &of_same_length]];
+    for [owner, next] in pairs {
         acquire(owner)(&mut redis);
         for _ in 0..3 {
             assert_eq!(ask!(redis, "LOCK.RENEW", "k", owner, LONG), YES);
         }
-        let mut waiter = join(&server, "k", "next");
+        let mut waiter = join(&server, "k", next);
 
         assert_eq!(ask!(redis, "LOCK.RELEASE", "k", owner), YES);
 
         fence(waiter.reply());
         // As SET does.
-        assert_eq!(uses(&mut redis), NEW + 3, "{owner}");
+        assert_eq!(uses(&mut redis), NEW + 3, "{owner} {next}");
     }
     let server = Server::start();
     let mut redis = server.connect();
-    let hand_over = |redis: &mut Connection| {
-        let mut waiter = join(&server, "k", "next");
-        assert_eq!(ask!(redis, "LOCK.RELEASE", "k", "alice"), YES);
-        fence(waiter.reply());
-    };
-    let [before, after] = idle_before_and_after(&mut redis, acquire("alice"), hand_over);
-    assert!(after < before, "{after} after {before}");
+    for [owner, next] in pairs {
+        let hand_over = |redis: &mut Connection| {
+            let mut waiter = join(&server, "k", next);
+            assert_eq!(ask!(redis, "LOCK.RELEASE", "k", owner), YES);
+            fence(waiter.reply());
+        };
+        let [before, after] = idle_before_and_after(&mut redis, acquire(owner), hand_over);
+        assert!(after < before, "{owner} {next}: {after} after {before}");
+    }
 }

@@ -176,18 +176,13 @@ impl<'c> Key<'c> {
     /// checked.
     pub fn set(mut self, name: Text, value: &[u8], ends_at: UnixMs) {
         let ctx = self.ctx;
-        // Setting a value deletes the one before, and its counter with it.
-        let uses = match self.kind {
-            Kind::Empty => None,
-            _ => self.uses(),
-        };
-        let value = ctx.text(value);
-        // SAFETY: the key is open to be written, and the string is live; the server counts its own use of it.
-        unsafe { api!(RedisModule_StringSet)(self.raw, value.text().raw) };
-        self.set_end(ends_at);
-        if let Some(uses) = uses {
-            self.set_uses(uses);
+        let text = ctx.text(value);
+        if self.kind == Kind::String && self.len() == value.len() && !self.may_be_packed() {
+            self.overwrite(value);
+        } else {
+            self.replace(text.text());
         }
+        self.set_end(ends_at);
         drop(self);
         ctx.signal(name);
         ctx.notify(name, raw::REDISMODULE_NOTIFY_STRING, c"set");
@@ -199,11 +194,41 @@ impl<'c> Key<'c> {
                 c"SET".as_ptr(),
                 c"sssl".as_ptr(),
                 name.raw,
-                value.text().raw,
+                text.text().raw,
                 pxat(ctx).raw,
                 ends_at.0 as c_longlong,
             );
         }
+    }
+
+    /// Deletes what is there and adds the key again.
+    fn replace(&mut self, value: Text) {
+        // The counter goes with the value before.
+        let uses = match self.kind {
+            Kind::Empty => None,
+            _ => self.uses(),
+        };
+        // SAFETY: the key is open to be written, and the string is live; the server counts its own use of it.
+        unsafe { api!(RedisModule_StringSet)(self.raw, value.raw) };
+        if let Some(uses) = uses {
+            self.set_uses(uses);
+        }
+    }
+
+    /// Writes over a string of the same length, which spares the server to delete the key and to add it again. Not
+    /// over one that is packed, which it would not be any more; nor over one of another length: Redis 8 would go on
+    /// counting the key among those of the length before (INFO keysizes).
+    fn overwrite(&mut self, value: &[u8]) {
+        let mut len = 0;
+        let mode = raw::REDISMODULE_WRITE.cast_signed();
+        // SAFETY: the key is open to be written and holds a string, and `len` is a live number.
+        let start = unsafe { api!(RedisModule_StringDMA)(self.raw, &raw mut len, mode) };
+        // SAFETY: for a string that is to be written the API gives start and length of its bytes, unshared; they stay
+        // until the key is written or closed, which the slice does not outlast.
+        let bytes = unsafe { slice::from_raw_parts_mut(start.cast::<u8>(), len) };
+        bytes.copy_from_slice(value);
+        // As SET does. Counted uses stay as they are.
+        self.set_idle_ms(0);
     }
 
     /// The same with a new end only, as PEXPIREAT does.

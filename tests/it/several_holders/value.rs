@@ -74,6 +74,29 @@ fn every_effect_on_a_list_is_one_set_until_the_last_lease_ends_and_the_last_rele
     assert_eq!(stream.take(), [command!("DEL", "k")]);
 }
 
+/// Neither is what is replicated of the first changed by the second, which writes to the same key.
+#[test]
+fn in_a_transaction_each_renewal_replicates_its_own_list() {
+    let server = Server::start();
+    let mut redis = server.connect();
+    let ann = granted(&mut redis, "LOCK.ACQUIRE k ann 200000 LIMIT 5");
+    let mut stream = Stream::of(&server);
+    let renew = |ttl: i64| format!("LOCK.RENEW k ann {ttl}");
+
+    for command in ["MULTI", &renew(500_000), &renew(900_000), "EXEC"] {
+        run(&mut redis, command).unwrap();
+    }
+
+    let propagated = stream.take();
+    let ends = propagated[1..3].iter().map(|set| {
+        let end = String::from_utf8_lossy(&set.0[4]).parse().unwrap();
+        let list = format!("+{}", record(ann, end, 5, "ann"));
+        assert_eq!(*set, command!("SET", "k", list, "PXAT", end));
+        end
+    });
+    assert!(ends.is_sorted_by(|first, second| first + 300_000 < *second));
+}
+
 #[test]
 fn what_changes_nothing_replicates_nothing_and_leaves_the_key_alone() {
     let server = Server::start();
