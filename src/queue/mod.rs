@@ -81,6 +81,12 @@ impl<C: Copy> Grant<C> {
         }
     }
 
+    /// What the key is to hold if it is granted to this one alone.
+    fn alone(&self) -> Option<Value> {
+        let value = || Value::exclusive(self.id.fence, self.id.owner.borrowed(), self.ends_at);
+        (self.waiter.limit == Limit::EXCLUSIVE).then(value)
+    }
+
     pub fn client(&self) -> C {
         self.waiter.client
     }
@@ -396,21 +402,24 @@ impl<C: Copy + Ord> Queue<C> {
         fences: &mut Fences,
     ) -> Turn<C> {
         let ended_at = self.schedule.ends_at(lock);
-        let mut grants = vec![];
-        while grants.len() < BATCH
+        let (mut grants, mut alone) = (vec![], None);
+        while alone.is_none()
+            && grants.len() < BATCH
             && let Some(first) = self.admitted(lock, &holders)
             && let Some(grant) = self.take(first, holders.highest(), now, fences)
         {
-            let limit = grant.waiter.limit;
-            holders.join(grant.holder());
-            grants.push(grant);
-            // Nobody is admitted beside it, so nobody need be asked for.
-            if limit == Limit::EXCLUSIVE {
-                break;
+            // Nobody is admitted beside it, and so it needs no list.
+            alone = grant.alone();
+            if alone.is_none() {
+                holders.join(grant.holder());
             }
+            grants.push(grant);
         }
-        let next_end = holders.next_end();
-        let value = holders.value();
+        let next_end = match &alone {
+            Some(value) => Some(value.ends_at),
+            None => holders.next_end(),
+        };
+        let value = alone.or_else(|| holders.value());
         let written = value.as_ref().map(|value| Seen {
             len: value.bytes.len(),
             ends_at: Some(value.ends_at),

@@ -111,7 +111,8 @@ impl Handler for AcquireCommand {
             decision
         });
         if let (Outcome::Busy, Some(wait)) = (decision.outcome, wait) {
-            let (seen, ends_at) = (keys::seen(&key), keys::next_end(ctx, &key, now));
+            let seen = keys::seen(&key);
+            let ends_at = keys::next_end(ctx, &key, seen, now);
             drop(key);
             return Ok(waiting::wait(ctx, name, lease, wait, seen, ends_at));
         }

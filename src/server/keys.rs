@@ -40,10 +40,11 @@ pub fn holders(ctx: &Ctx, key: &Key, now: UnixUs) -> Option<Holders> {
     }
 }
 
-/// When the key ends, or the first lease of its holders, whichever is sooner.
-pub fn next_end(ctx: &Ctx, key: &Key, now: UnixUs) -> Option<UnixMs> {
+/// When a key that shows this ends, or the first lease of its holders, whichever is sooner.
+pub fn next_end(ctx: &Ctx, key: &Key, seen: Option<Seen>, now: UnixUs) -> Option<UnixMs> {
     let first = holders(ctx, key, now).and_then(|holders| holders.next_end());
-    first.into_iter().chain(key.ends_at()).min()
+    let key_end = seen.and_then(|seen| seen.ends_at);
+    first.into_iter().chain(key_end).min()
 }
 
 /// What shows of a key without reading its value; none if it is missing.
