@@ -255,6 +255,93 @@ fn the_whole_value_is_a_name_too_even_when_it_reads_as_ours() {
     assert!(fence > Fence(7));
 }
 
+/// A key with these holders: name, fence, limit, and in how many ms the lease ends.
+fn list(all: &[(&str, u64, u64, i64)]) -> Vec<u8> {
+    let mut holders = Holders::default();
+    for (name, fence, limit, ms) in all {
+        holders.join(Holder {
+            owner: owner(name),
+            fence: Fence(*fence),
+            limit: Limit::new(*limit).unwrap(),
+            ends_at: end(*ms),
+        });
+    }
+    holders.value().unwrap().bytes
+}
+
+fn sharing(owner: Owner, ms: u64, limit: u64) -> LeaseRequest {
+    LeaseRequest {
+        limit: Limit::new(limit).unwrap(),
+        ..exclusive(owner, ms)
+    }
+}
+
+#[test]
+fn who_comes_beside_others_is_granted_above_them_if_they_admit_it_and_nobody_waits() {
+    let ahead = NOW.0 + DAY_US;
+    let list = list(&[("ann", ahead, 3, 500), ("bea", 8, 3, 900)]);
+    for (limit, queued, granted) in [
+        (3, false, true),
+        (1_000, false, true),
+        (2, false, false),
+        (3, true, false),
+    ] {
+        let request = sharing(owner("me"), 100, limit);
+        let found = Found::Value(&list);
+        let decision = acquire(found, Some(end(900)), request, queued, NOW, &mut fences());
+        if granted {
+            assert_eq!(decision.outcome, Outcome::Acquired(Fence(ahead + 1)));
+        } else {
+            assert_eq!(decision, Decision::refuse(Outcome::Busy), "{limit}");
+        }
+    }
+}
+
+#[test]
+fn a_holder_beside_others_that_asks_again_keeps_its_fence_and_its_lease_ends_no_sooner() {
+    let list = list(&[("me", 7, 3, 500), ("bea", 8, 3, 900)]);
+    for (ms, key_ends_at, after) in [
+        (400, Some(end(900)), None),
+        (600, Some(end(900)), Some(end(600))),
+        // Others have cut the key short, or persisted it.
+        (400, Some(end(300)), Some(end(500))),
+        (400, None, Some(end(500))),
+    ] {
+        let request = sharing(owner("me"), ms, 3);
+        let found = Found::Value(&list);
+        let decision = acquire(found, key_ends_at, request, true, NOW, &mut fences());
+        assert_eq!(decision.outcome, Outcome::Confirmed(Fence(7)));
+        let lease_end = match decision.effect {
+            Effect::Hold(holders) => holders.find(owner("me")).map(|own| own.ends_at),
+            _ => None,
+        };
+        assert_eq!(lease_end, after, "{ms} {key_ends_at:?}");
+    }
+}
+
+#[test]
+fn a_holder_beside_others_changes_its_limit_only_if_they_admit_it() {
+    let list = list(&[("me", 7, 3, 500), ("bea", 8, 3, 900)]);
+    let ask = |limit| {
+        let request = sharing(owner("me"), 100, limit);
+        acquire(Found::Value(&list), None, request, true, NOW, &mut fences())
+    };
+    assert_eq!(ask(1), Decision::refuse(Outcome::NotAdmitted));
+    assert!(matches!(ask(2).outcome, Outcome::Acquired(_)));
+}
+
+#[test]
+fn a_list_whose_leases_have_all_ended_is_nobodys() {
+    let list = list(&[("me", 7, 3, -1), ("bea", 8, 3, -1)]);
+    let found = Found::Value(&list);
+    let nobodys = Decision::refuse(Outcome::NotHeld);
+    assert_eq!(renew(found, owner("me"), ttl(1), NOW), nobodys);
+    assert_eq!(release(found, owner("me"), || NOW), nobodys);
+    let request = exclusive(owner("me"), 100);
+    let decision = acquire(found, None, request, false, NOW, &mut fences());
+    assert!(matches!(decision.outcome, Outcome::Acquired(_)));
+}
+
 #[test]
 fn fences_grow_when_the_clock_steps_back() {
     let mut fences = fences();

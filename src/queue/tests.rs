@@ -1407,6 +1407,27 @@ fn a_new_master_takes_nothing_back_that_the_old_one_gave() {
 }
 
 #[test]
+fn who_waits_behind_a_grant_is_next_when_that_lease_has_ended() {
+    for limit in [Limit::EXCLUSIVE, Limit::new(2).unwrap()] {
+        let (mut queue, lock) = (Queue::default(), lock_id(0));
+        for (name, client) in [(b"o", 1), (b"p", 2)] {
+            let owner = Owner::new(name).unwrap();
+            let mut request = wants(owner, START.mono.plus_ms(WAITS_MS[1]), client);
+            if client == 1 {
+                request.lease.limit = limit;
+            }
+            queue.join(&lock, request, START.mono);
+        }
+        let turn = serve(&mut queue);
+        assert_eq!(turn.grants.len(), 1);
+        let ends_at = START.wall.plus(ttl());
+        assert_eq!(queue.schedule.ends_at(&lock), Some(ends_at));
+        let polled_at = queue.schedule.polls.first().map(|(at, _)| *at);
+        assert_eq!(polled_at, Some(START.when_expired(ends_at)));
+    }
+}
+
+#[test]
 fn a_key_that_ended_by_itself_has_expired_and_any_other_was_deleted() {
     let mut queue = one_waits();
     let later = |ms: u64| UnixUs(START.wall.0 + 1000 * ms);

@@ -114,6 +114,11 @@ fn a_list_has_at_most_a_thousand_holders_with_the_longest_of_names() {
     let thousand = Holders::read(&list(1_000), NOW).unwrap();
     assert_eq!(thousand.iter().count(), 1_000);
     assert_eq!(Holders::read(&list(1_001), NOW), None);
+    let longer = format!(
+        "+0000000000000001:0009999999999999:1000:0001:513:{}",
+        "o".repeat(MAX_OWNER + 1)
+    );
+    assert_eq!(Holders::read(longer.as_bytes(), NOW), None);
     // Nor more with shorter names.
     let short = "0000000000000001:0009999999999999:1000:0001:001:o".repeat(1_001);
     assert_eq!(Holders::read(format!("+{short}").as_bytes(), NOW), None);
@@ -173,18 +178,19 @@ fn a_forged_weight_counts_as_so_many_holders() {
 #[test]
 fn whose_lease_has_ended_does_not_count_but_its_fence_does() {
     let all = holders([
+        holder("ended", 8, 2, -1),
         holder("living", 5, 2, 10),
+        holder("ended too", 7, 2, -1),
         holder("lasts to this millisecond", 6, 2, 0),
-        holder("ended", 7, 2, -1),
     ]);
     let value = all.value().unwrap().bytes;
     let read = Holders::read(&value, NOW).unwrap();
     assert_eq!(names(&read), [&b"living"[..], b"lasts to this millisecond"]);
-    assert_eq!(read.highest(), Some(Fence(7)));
+    assert_eq!(read.highest(), Some(Fence(8)));
     let later = UnixUs(NOW.0 + 11_000);
     let nobody = Holders::read(&value, later).unwrap();
     assert!(nobody.is_empty());
-    assert_eq!(nobody.highest(), Some(Fence(7)));
+    assert_eq!(nobody.highest(), Some(Fence(8)));
     assert_eq!(nobody.value(), None);
 }
 
@@ -219,8 +225,9 @@ fn joining_again_and_leaving_drop_all_that_the_owner_held() {
 
     let mut renewed = read;
     assert!(renewed.renew(owner("me"), end(1)));
-    let ends = renewed.iter().map(|holder| holder.ends_at).min();
-    assert_eq!((ends, renewed.next_end()), (Some(end(1)), Some(end(1))));
+    let not_yours = renewed.iter().filter(|of| of.owner != owner("you"));
+    assert!(not_yours.map(|of| of.ends_at).eq([end(1), end(1)]));
+    assert_eq!(renewed.next_end(), Some(end(1)));
     assert!(!renewed.renew(owner("third"), end(1)));
 }
 
@@ -250,6 +257,20 @@ fn a_renewal_leaves_the_others_and_the_order_as_they_are() {
     );
     assert_eq!(both.next_end(), Some(end(700)));
     assert_eq!(both.last_end(), Some(end(900)));
+}
+
+#[test]
+fn an_end_that_there_is_no_room_for_is_the_last_there_is() {
+    for (ends_at, written) in [(i64::MAX, LAST_END), (LAST_END + 1, LAST_END), (-1, 0)] {
+        let ends_at = UnixMs(ends_at);
+        let mut holders = holders([Holder {
+            ends_at,
+            ..holder("me", 1, 2, 0)
+        }]);
+        assert_eq!(holders.last_end(), Some(UnixMs(written)));
+        assert!(holders.renew(owner("me"), ends_at));
+        assert_eq!(holders.last_end(), Some(UnixMs(written)));
+    }
 }
 
 #[test]
