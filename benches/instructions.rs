@@ -60,6 +60,25 @@ const PEXPIRE: &[&str] = &["PEXPIRE", "plain", TTL];
 const SET: &[&str] = &["SET", "plain", OWNER, "NX", "PX", TTL];
 const DEL: &[&str] = &["DEL", "plain"];
 
+/// One of ten places.
+const fn a_place(owner: &str) -> [&str; 6] {
+    ["LOCK.ACQUIRE", "lock", owner, TTL, "LIMIT", "10"]
+}
+
+const BY_NINE: &[&[&str]] = &[
+    &a_place("1"),
+    &a_place("2"),
+    &a_place("3"),
+    &a_place("4"),
+    &a_place("5"),
+    &a_place("6"),
+    &a_place("7"),
+    &a_place("8"),
+    &a_place("9"),
+];
+
+const TENTH: &[&[&str]] = &[&a_place(OWNER), RENEW, RELEASE];
+
 const FLOORS: [&str; 2] = ["PING", "SET NX + DEL"];
 
 fn sequences() -> Vec<Sequence> {
@@ -86,6 +105,7 @@ fn sequences() -> Vec<Sequence> {
         commands("ACQUIRE, held already", &[ACQUIRE], &[ACQUIRE]),
         commands("ACQUIRE, refused", by_another, &[ACQUIRE]),
         commands("RELEASE, nobody holds it", &[], &[RELEASE]),
+        commands("ACQUIRE + RENEW + RELEASE, tenth of ten", BY_NINE, TENTH),
         handover("hand-over, 1 waiting", 1),
         handover("hand-over, 900 waiting", 900),
     ]
@@ -113,7 +133,7 @@ fn main() -> ExitCode {
             None => "not known yet".to_owned(),
             Some(before) => format!("{before:8.0} before, {:+.1} %", 100.0 * change),
         };
-        println!("{:<26} {each:8.0}   {said}", sequence.name);
+        println!("{:<40} {each:8.0}   {said}", sequence.name);
         verdict = verdict.and(match before {
             None => Verdict::Unknown,
             Some(before) if is_same(each, before, sequence.tolerance) => Verdict::Same,
