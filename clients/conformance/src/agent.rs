@@ -3,6 +3,7 @@
 //! It is told by JSON lines on its standard input, and answers on its standard output. What the lines
 //! say is in AGENTS.md.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -85,11 +86,19 @@ impl Kind {
     }
 }
 
-/// All that an agent has said, line by line.
+/// All that an agent has said.
 #[derive(Default)]
 struct Said {
-    lines: Mutex<(Vec<Value>, bool)>,
+    lines: Mutex<Lines>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct Lines {
+    all: Vec<Value>,
+    /// The number of the line that answers a message.
+    answers: HashMap<u64, usize>,
+    ended: bool,
 }
 
 impl Said {
@@ -98,11 +107,24 @@ impl Said {
             let Ok(line) = line else { break };
             let line = serde_json::from_str(&line)
                 .unwrap_or_else(|error| json!({"garbage": line, "error": error.to_string()}));
-            self.lines.lock().unwrap().0.push(line);
+            self.lines.lock().unwrap().push(line);
             self.changed.notify_all();
         }
-        self.lines.lock().unwrap().1 = true;
+        self.lines.lock().unwrap().ended = true;
         self.changed.notify_all();
+    }
+}
+
+impl Lines {
+    fn push(&mut self, line: Value) {
+        if let Some(id) = line["re"].as_u64() {
+            self.answers.insert(id, self.all.len());
+        }
+        self.all.push(line);
+    }
+
+    fn answer(&self, id: u64) -> Option<&Value> {
+        self.answers.get(&id).map(|number| &self.all[*number])
     }
 }
 
@@ -140,22 +162,30 @@ impl Agent {
     /// The first line for which this is true, now or soon.
     #[track_caller]
     pub fn line(&self, what: &str, is_it: impl Fn(&Value) -> bool) -> Value {
-        let line = self.line_unless_it_ends(what, is_it);
+        let mut seen = 0;
+        let line = self.find_unless_it_ends(what, |lines| {
+            let new = &lines.all[seen..];
+            seen = lines.all.len();
+            new.iter().find(|line| is_it(line))
+        });
         line.unwrap_or_else(|| panic!("the agent ended without saying {what}"))
     }
 
     #[track_caller]
-    fn line_unless_it_ends(&self, what: &str, is_it: impl Fn(&Value) -> bool) -> Option<Value> {
-        let (mut lines, mut seen) = (self.said.lines.lock().unwrap(), 0);
+    fn find_unless_it_ends(
+        &self,
+        what: &str,
+        mut find: impl FnMut(&Lines) -> Option<&Value>,
+    ) -> Option<Value> {
+        let mut lines = self.said.lines.lock().unwrap();
         let deadline = Instant::now() + PATIENCE * 2;
         loop {
-            if let Some(line) = lines.0[seen..].iter().find(|line| is_it(line)) {
+            if let Some(line) = find(&lines) {
                 return Some(line.clone());
             }
-            if lines.1 {
+            if lines.ended {
                 return None;
             }
-            seen = lines.0.len();
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 drop(lines);
@@ -168,7 +198,12 @@ impl Agent {
     /// What it has said so far that this is true of.
     pub fn lines(&self, is_it: impl Fn(&Value) -> bool) -> Vec<Value> {
         let lines = self.said.lines.lock().unwrap();
-        lines.0.iter().filter(|line| is_it(line)).cloned().collect()
+        lines
+            .all
+            .iter()
+            .filter(|line| is_it(line))
+            .cloned()
+            .collect()
     }
 
     fn send(&self, what: &str, mut fields: Map<String, Value>) -> Pending<'_> {
@@ -218,10 +253,10 @@ impl Agent {
         assert_eq!(self.ask("settled", json!({"limit_ms": 30_000})), "yes");
     }
 
-    /// Ends it as a program ends, and waits for that.
+    /// Lets it end as a program ends that has nothing more to do, and waits for that.
     #[track_caller]
-    pub fn end(&self, how: &str) {
-        self.begin("end", json!({"how": how}));
+    pub fn end(&self) {
+        drop(self.stdin.lock().unwrap().take());
         let mut process = self.process.lock().unwrap();
         testkit::eventually("the agent has ended", || {
             process.try_wait().unwrap().is_some()
@@ -236,8 +271,8 @@ impl Drop for Agent {
         if std::thread::panicking() {
             let said = self.said.lines.lock();
             let said = said.unwrap_or_else(std::sync::PoisonError::into_inner);
-            let last = said.0.len().saturating_sub(30);
-            for line in &said.0[last..] {
+            let last = said.all.len().saturating_sub(30);
+            for line in &said.all[last..] {
                 eprintln!("the agent said: {line}");
             }
         }
@@ -291,12 +326,15 @@ impl<'a> Pending<'a> {
     #[track_caller]
     pub fn answer_unless_it_ends(self) -> Option<Answer> {
         let what = format!("what became of message {}", self.id);
-        let is_it = |line: &Value| line["re"] == self.id;
-        self.agent.line_unless_it_ends(&what, is_it).map(Answer)
+        let answer = self
+            .agent
+            .find_unless_it_ends(&what, |lines| lines.answer(self.id));
+        answer.map(Answer)
     }
 
     pub fn is_answered(self) -> bool {
-        !self.agent.lines(|line| line["re"] == self.id).is_empty()
+        let lines = self.agent.said.lines.lock().unwrap();
+        lines.answer(self.id).is_some()
     }
 
     /// The lock that it must have been granted.
@@ -312,6 +350,18 @@ impl<'a> Pending<'a> {
             remaining: answer.remaining(),
             at: answer.at(),
         }
+    }
+
+    /// Cancels it when so much time has passed.
+    #[track_caller]
+    pub fn cancel_after(self, span: Duration) -> Pending<'a> {
+        // Finer than it could sleep.
+        let start = Instant::now();
+        while start.elapsed() < span {
+            std::thread::yield_now();
+        }
+        self.cancel();
+        self
     }
 
     #[track_caller]
@@ -461,10 +511,6 @@ impl<'a> Acquire<'a> {
 
     pub fn shared(self) -> Self {
         self.with("shared", true)
-    }
-
-    pub fn cancel_after_us(self, us: u64) -> Self {
-        self.with("cancel_after_us", us)
     }
 
     pub fn begin(self) -> Pending<'a> {

@@ -1,5 +1,7 @@
 //! What is cancelled, at whatever moment, leaves nothing behind.
 
+use std::time::Duration;
+
 use serde_json::json;
 use testkit::proxy::Proxy;
 use testkit::{NO, Server, YES, ask, eventually, fence};
@@ -45,7 +47,7 @@ pub fn a_try_that_is_cancelled_at_any_moment_leaves_nothing(kind: &Kind) {
     let mut granted = Vec::new();
     for micros in (0..3000).step_by(15) {
         let asked = client.acquire(&format!("book:{micros}")).ttl(600_000);
-        let asked = asked.cancel_after_us(micros).begin();
+        let asked = asked.begin().cancel_after(Duration::from_micros(micros));
         if asked.answer() == "held" {
             granted.push(asked.held());
         }
@@ -79,8 +81,9 @@ pub fn a_wait_that_is_cancelled_at_any_moment_leaves_nothing(kind: &Kind) {
     let client = agent.open(&server);
     let held = client.hold("book", 600_000);
     for micros in (0..6000).step_by(60) {
-        let asked = client.acquire("book").ttl(600_000).wait(60_000);
-        assert_eq!(asked.cancel_after_us(micros).answer(), "cancelled");
+        let asked = client.wait_for("book", 600_000, 60_000);
+        let asked = asked.cancel_after(Duration::from_micros(micros));
+        assert_eq!(asked.answer(), "cancelled");
     }
     agent.settled();
     eventually_waiting(&server, "book", 0);
@@ -123,7 +126,8 @@ pub fn a_release_that_is_cancelled_at_any_moment_is_carried_out(kind: &Kind) {
     let client = agent.open(&server);
     for micros in (0..1000).step_by(20) {
         let held = client.hold("book", 600_000);
-        let releasing = held.begin("release", json!({"cancel_after_us": micros}));
+        let releasing = held.begin("release", json!({}));
+        let releasing = releasing.cancel_after(Duration::from_micros(micros));
         let answer = releasing.answer();
         assert!(answer == "yes" || answer == "cancelled", "{answer:?}");
         eventually_free(&server, "book");

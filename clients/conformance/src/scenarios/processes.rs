@@ -76,7 +76,7 @@ pub fn a_program_that_ends_releases_what_it_holds(kind: &Kind) {
     let client = agent.open(&server);
     let _one = client.hold("one", 600_000);
     let _other = client.hold("other", 600_000);
-    agent.end("return");
+    agent.end();
     assert!(!exists(&server, "one") && !exists(&server, "other"));
 }
 

@@ -204,8 +204,11 @@ pub fn a_cancelled_wait_for_a_place_leaves_nothing(kind: &Kind) {
     let mut granted = Vec::new();
     for micros in (0..3000).step_by(60) {
         // Of a place that is free, and of one that is not or becomes free meanwhile.
-        let [one, other] = [0, 1].map(|_| place().cancel_after_us(micros).begin());
-        for asked in [one, other] {
+        let [one, other] = [0, 1].map(|_| place().begin());
+        for asked in [
+            one.cancel_after(Duration::from_micros(micros)),
+            other.cancel_after(Duration::ZERO),
+        ] {
             if asked.answer() == "held" {
                 granted.push(asked.held());
             }
