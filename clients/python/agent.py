@@ -1,12 +1,11 @@
 """The agent of the Python helper for the conformance suite: does what the lines on its standard input say. The messages
-are in clients/conformance/AGENTS.md. With `--asyncio` it asks through the lock for asyncio, else each question is asked
-in a thread of its own.
+are in clients/conformance/AGENTS.md. With `--asyncio` it asks through the lock for asyncio, each time in a task; else
+through the one for threads, each time in a thread.
 """
 
 import asyncio
-import ctypes
+import contextlib
 import functools
-import gc
 import inspect
 import json
 import logging
@@ -14,30 +13,177 @@ import os
 import sys
 import threading
 import time
+from ctypes import c_ulong, py_object, pythonapi
+from importlib import import_module
 
 import redis_lockkeeper.asyncio
-from redis_lockkeeper import clock, errors
+from redis_lockkeeper import BusyError, ForkedError, InvalidError, LockLostError, RefusedError, UnreachableError
+from redis_lockkeeper.clock import now
+from redis_lockkeeper.errors import LIBRARIES
 
 ASYNC = "--asyncio" in sys.argv
-LIBRARY = errors.LIBRARIES[0]
-LOCK = redis_lockkeeper.asyncio.Lock if ASYNC else redis_lockkeeper.Lock
-CLIENT = {"redis": "Redis", "valkey": "Valkey"}[LIBRARY]
-KINDS = {"invalid": errors.InvalidError, "forked": errors.ForkedError, "refused": errors.RefusedError}
-KINDS["unreachable"] = errors.UnreachableError
+HELPER = redis_lockkeeper.asyncio if ASYNC else redis_lockkeeper
+LIBRARY = import_module(LIBRARIES[0] + (".asyncio" if ASYNC else ""))
+CLIENT = LIBRARIES[0].capitalize()
+CAN = ["cancel", "drop", "fork", "hang_up"]
+# An exception that is thrown into a thread while it takes a lock of Python's leaves that lock taken for ever.
+CAN += ["cancel_at_any_moment"] if ASYNC else []
+CAN += ["cancel_body"] if ASYNC and sys.version_info >= (3, 11) else []
+WORDS = {"invalid": InvalidError, "refused": RefusedError, "forked": ForkedError, "unreachable": UnreachableError}
+WORDS |= {"busy": BusyError, "failed": ArithmeticError}
+# What a lock is made with: by the name that messages have for it too, or another if it is a time.
+SETTINGS = ["label", "limit", "shared", "min_replicas"]
+TIMES = {"timeout": "ttl_ms", "blocking_timeout": "wait_ms", "max_hold": "max_hold_ms"}
+# What is asked of a lock: False if it is busy.
+KEEP = {
+    "remaining": lambda lock, ms: True,
+    "renew": lambda lock, ms: lock.reacquire(),
+    "extend": lambda lock, ms: lock.extend(ms / 1000, replace_ttl=True),
+    "upgrade": lambda lock, ms: lock.upgrade(),
+    "downgrade": lambda lock, ms: lock.downgrade(),
+}
+GIVE_UP = {
+    "release": lambda lock, ms: lock.release(),
+    "release_after": lambda lock, ms: lock.release_after(ms / 1000),
+    "leave": lambda lock, ms: lock.leave(),
+    "drop": lambda lock, ms: None,
+}
+
+
+def say(**line):
+    """One write for each line, so that those of several threads do not mix."""
+    line = {"at": now(), **line}
+    os.write(1, (json.dumps(line, default=bytes.decode) + "\n").encode())
+
+
+def word(error):
+    return next((word for word, kind in WORDS.items() if isinstance(error, kind)), type(error).__name__)
+
+
+async def done(result):
+    """What the lock for threads has returned, and the one for asyncio will."""
+    return await result if inspect.isawaitable(result) else result
+
+
+def state(lock):
+    # In this order: whoever is stopped in between must not seem to hold it for longer.
+    at, lost = now(), None
+    try:
+        lock.check()
+    except LockLostError as error:
+        lost = error.lost.value
+    remaining = round(lock.remaining() * 1e6)
+    return {"at": at, "remaining_us": remaining, "lost": lost, "fence": lock.fence, "owner": lock.owner}
+
+
+class Agent:
+    """What is open and held, by the names that the messages use. Each message is a method, and what that returns is in
+    the answer beside `yes`, or in its place.
+    """
+
+    def __init__(self):
+        self.clients, self.locks, self.work = {}, {}, {}
+
+    def begin(self, line):
+        message = json.loads(line)
+        answer = functools.partial(self.answer, message)
+        self.work[message["id"]] = asyncio.ensure_future(answer(contextlib.nullcontext())) if ASYNC else Thread(answer)
+
+    async def answer(self, message, may_be_interrupted):
+        try:
+            with may_be_interrupted:
+                answer = await getattr(self, message["do"])(message)
+        except (asyncio.CancelledError, Interrupted):
+            self.locks.pop(message["id"], None)
+            answer = {"answer": "cancelled"}
+        except LockLostError as error:
+            answer = {"answer": "lost", "why": error.lost.value}
+        except Exception as error:
+            answer = {"answer": word(error), "text": str(error)}
+        say(**{"re": message["id"], "answer": "yes", **(answer or {})})
+
+    async def open(self, message):
+        scheme, _, place = message["url"].partition("://")
+        hosts, _, master = place.partition("/")
+        if scheme == "redis+sentinel":
+            client = LIBRARY.Sentinel([host.split(":") for host in hosts.split(",")]).master_for(master)
+        elif scheme == "redis+cluster":
+            client = getattr(LIBRARY, f"{CLIENT}Cluster").from_url(f"redis://{hosts.split(',')[0]}")
+        else:
+            tls = {"ssl_ca_certs": message["tls"]} if "tls" in message else {}
+            client = getattr(LIBRARY, CLIENT).from_url(message["url"], **tls)
+        self.clients[message["name"]] = client, {name: message[name] for name in SETTINGS if name in message}
+
+    def lock(self, message, **more):
+        # Without a timeout of its own it could not be renewed by hand.
+        client, settings = self.clients[message["client"]]
+        settings = {"timeout": 30, **settings, **{name: message[name] for name in SETTINGS if name in message}, **more}
+        settings.update({name: message[ms] / 1000 for name, ms in TIMES.items() if ms in message})
+        waits, key = "wait_ms" in message or "forever" in message, message["key"].encode("latin-1")
+        return HELPER.Lock(client, key, blocking=waits, thread_local=False, **settings)
+
+    async def acquire(self, message):
+        number = message["id"]
+        lock = self.lock(message, on_lost=lambda why: say(event="lost", lock=number, why=why.value))
+        if not await done(lock.acquire()):
+            return {"answer": "busy"}
+        self.locks[number] = lock
+        return state(lock)
+
+    async def run(self, message):
+        lock = self.lock(message, **({"cancel_on_lost": True} if "cancel_body" in CAN else {}))
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(lock) if ASYNC else stack.enter_context(lock)
+            assert not await done(self.lock(message).acquire(blocking=False))
+            say(event="began", of=message["id"])
+            try:
+                await done((asyncio if ASYNC else time).sleep(message["ms"] / 1000))
+            finally:
+                say(event="ended", of=message["id"])
+            if message["body"] == "fail":
+                raise ArithmeticError("as asked")
+
+    async def cancel(self, message):
+        self.work[message["of"]].cancel()
+
+    async def info(self, message):
+        info = await done(self.lock(message).info())
+        return {"info": info and {**info._asdict(), "holders": [each._asdict() for each in info.holders]}}
+
+    async def keep(self, message):
+        lock = self.locks[message["lock"]]
+        return state(lock) if await done(KEEP[message["do"]](lock, message.get("ms"))) else {"answer": "busy"}
+
+    remaining = renew = extend = upgrade = downgrade = keep
+
+    async def give_up(self, message):
+        await done(GIVE_UP[message["do"]](self.locks.pop(message["lock"]), message.get("ms")))
+
+    release = release_after = leave = drop = give_up
+
+    async def block(self, message):
+        until = time.monotonic() + message["ms"] / 1000
+        while message["how"] == "cpu" and time.monotonic() < until:
+            sum(range(1000))
+        time.sleep(max(0, until - time.monotonic()))  # noqa: ASYNC251
+        return state(self.locks[message["lock"]])
+
+    async def fork(self, message):
+        lock, renew = self.locks[message["lock"]], None
+        if os.fork() == 0:
+            try:
+                await done(lock.reacquire())
+            except Exception as error:
+                renew = word(error)
+            say(event="child", renew=renew, **state(lock))
+            os._exit(0)
+
+    async def settled(self, message):
+        return None if await done(HELPER.settled(message["ms"] / 1000)) else {"answer": "no"}
 
 
 class Interrupted(BaseException):
-    """What a signal handler, a soft time limit or a task queue throws into a thread."""
-
-
-def say(message, **more):
-    """One write for each line, so that those of several threads do not mix."""
-    line = {"at": clock.now(), **message, **more}
-    os.write(1, (json.dumps(line) + "\n").encode())
-
-
-def module(name):
-    return __import__(f"{LIBRARY}.{'asyncio.' if ASYNC else ''}{name}", fromlist=["x"])
+    """What a soft time limit or a task queue throws into a thread."""
 
 
 # Before Python 3.12, what is thrown into a thread that starts another can hit that one, before it runs; the first then
@@ -53,290 +199,51 @@ def _start(thread, start=threading.Thread.start):
 threading.Thread.start = _start
 
 
-async def _ended(thread):
-    while thread.is_alive():
-        await asyncio.sleep(0.001)
+class Thread(threading.Thread):
+    """Carries out a message, and may be interrupted meanwhile: but neither Python's own code for the begin and the end
+    of a thread nor what writes the answer bears an exception.
+    """
 
+    def __init__(self, answer):
+        super().__init__(daemon=True)
+        self.answer, self.guard, self.may_be_interrupted = answer(self), threading.Lock(), False
+        self.start()
 
-async def call(function, *args, **more):
-    """Asks through the helper, awaited or in a thread. Returns the result and when it was known."""
-    if ASYNC and inspect.iscoroutinefunction(function):
-        return await function(*args, **more), clock.now()
-    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-    # Python's own code for the begin and the end of a thread bears no exception.
-    begun, ended, guard = threading.Event(), threading.Event(), threading.Lock()
+    def run(self):
+        # It never pauses, since all that it awaits is done.
+        with contextlib.suppress(StopIteration):
+            self.answer.send(None)
 
-    def work():
-        try:
-            begun.set()
-            try:
-                outcome = function(*args, **more), clock.now()
-            except BaseException as error:
-                loop.call_soon_threadsafe(future.set_exception, error)
-            else:
-                loop.call_soon_threadsafe(future.set_result, outcome)
-            with guard:
-                ended.set()
-            time.sleep(0)
-        except Interrupted:
-            pass
+    def __enter__(self):
+        self.may_be_interrupted = True
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        outcome = await asyncio.shield(future)
-        # Until its thread has ended, a handle that is dropped next is still in use there.
-        await _ended(thread)
-        return outcome
-    except asyncio.CancelledError:
-        while not begun.is_set():
-            await asyncio.sleep(0)
-        while thread.is_alive():
-            with starting, guard:
-                if not ended.is_set():
-                    interrupted = ctypes.c_ulong(thread.ident), ctypes.py_object(Interrupted)
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(*interrupted)
+    def __exit__(self, *_):
+        with self.guard:
+            self.may_be_interrupted = False
+        # What was thrown just before comes here.
+        time.sleep(0)
+
+    def cancel(self):
+        while self.is_alive():
+            with starting, self.guard:
+                if self.may_be_interrupted:
+                    pythonapi.PyThreadState_SetAsyncExc(c_ulong(self.ident), py_object(Interrupted))
             # Again, since Python drops one that arrives in a finaliser.
-            await asyncio.wait({asyncio.ensure_future(_ended(thread))}, timeout=1)
-        if future.done() and not future.exception():
-            return future.result()
-        # What was interrupted is in the traceback, and that in a cycle with the future.
-        gc.collect()
-        raise
+            self.join(1)
 
 
-class Agent:
-    """What is open and held, by the names that the messages use."""
-
-    def __init__(self):
-        self.clients, self.locks, self.tasks, self.crowd = {}, {}, {}, []
-
-    async def main(self):
-        can = ["cancel", "drop", "fork", "hang_up"]
-        # An exception that is thrown into a thread while it takes a lock of Python's leaves that lock taken for ever.
-        can += ["cancel_at_any_moment"] if ASYNC else []
-        can += ["cancel_body"] if ASYNC and sys.version_info >= (3, 11) else []
-        library, version = f"{LIBRARY}-py {__import__(LIBRARY).__version__}", sys.version.split()[0]
-        hello = {"hello": "python-asyncio" if ASYNC else "python", "library": library, "version": version}
-        say(hello, pid=os.getpid(), clock=clock.now(), can=can)
-        logger = logging.getLogger("redis_lockkeeper")
-        logger.addHandler(Log())
-        logger.setLevel(logging.DEBUG)
-        lines = asyncio.StreamReader(limit=2**20)
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-        async for line in lines:
-            message = json.loads(line)
-            if message["do"] == "end":
-                return sys.exit(0) if message.get("how") == "exit" else None
-            work = self.tasks[message["id"]] = asyncio.ensure_future(getattr(self, message["do"])(message))
-            if "cancel_after_us" in message:
-                asyncio.get_running_loop().call_later(message["cancel_after_us"] / 1e6, work.cancel)
-            work.add_done_callback(functools.partial(self.answer, message))
-
-    def answer(self, message, work):
-        try:
-            what, more, at = work.result() or ("ok", {}, clock.now())
-        except (asyncio.CancelledError, Interrupted):
-            # Of a release that had not even begun.
-            self.locks.pop(message.get("lock"), None)
-            what, more, at = "cancelled", {}, clock.now()
-        except errors.LockLostError as error:
-            what, more, at = "lost", {"why": error.lost.value}, clock.now()
-        except Exception as error:
-            kind = next((name for name, kind in KINDS.items() if isinstance(error, kind)), type(error).__name__)
-            what, more, at = "error", {"kind": kind, "text": str(error)}, clock.now()
-        say({"re": message["id"], "answer": what, "at": at}, **more)
-
-    async def open(self, message):
-        place, options = message["place"], {}
-        for name, option in [("user", "username"), ("password", "password"), ("db", "db"), ("resp", "protocol")]:
-            if place.get(name) is not None:
-                options[option] = place[name]
-        if "tls" in place:
-            options.update(ssl=True, ssl_ca_certs=place["tls"])
-        addresses = [(each.rpartition(":")[0], int(each.rpartition(":")[2])) for each in place.get("addresses", [])]
-        if place["kind"] == "unix":
-            client = getattr(module("client"), CLIENT)(unix_socket_path=place["unix"], **options)
-        elif place["kind"] == "sentinel":
-            client = module("sentinel").Sentinel(addresses, **options).master_for(place["master"])
-        else:
-            cluster = place["kind"] == "cluster"
-            kind = getattr(module("cluster"), f"{CLIENT}Cluster") if cluster else getattr(module("client"), CLIENT)
-            client = kind(host=addresses[0][0], port=addresses[0][1], **options)
-        self.clients[message["name"]] = client, message.get("label")
-
-    def make(self, message, key=None, **more):
-        (client, label), wait = self.clients[message["client"]], message.get("wait_ms")
-        return LOCK(
-            client,
-            # A character for each byte.
-            (key or message["key"]).encode("latin-1"),
-            timeout=message.get("ttl_ms", 30_000) / 1000,
-            blocking=wait is not None,
-            blocking_timeout=None if wait in (None, "forever") else wait / 1000,
-            thread_local=False,
-            label=message.get("label", label),
-            max_hold=message["max_hold_ms"] / 1000 if "max_hold_ms" in message else None,
-            min_replicas=message.get("min_replicas", 0),
-            limit=message.get("limit"),
-            shared=message.get("shared", False),
-            **more,
-        )
-
-    async def acquire(self, message):
-        number = message["id"]
-        lock = self.make(message, on_lost=lambda why: say({"event": "lost", "lock": number, "why": why.value}))
-        granted, at = await call(lock.acquire)
-        if not granted:
-            return "busy", {}, at
-        self.locks[number] = lock
-        held = {"lock": number, "fence": lock.fence, "owner": lock.owner}
-        return "held", {**held, "remaining_us": round(lock.remaining() * 1e6)}, at
-
-    async def cancel(self, message):
-        self.tasks[message["of"]].cancel()
-
-    async def renew(self, message):
-        return "yes", {}, (await call(self.locks[message["lock"]].reacquire))[1]
-
-    async def extend(self, message):
-        return "yes", {}, (await call(self.locks[message["lock"]].extend, message["ms"] / 1000, replace_ttl=True))[1]
-
-    async def change(self, message, change):
-        lock = self.locks[message["lock"]]
-        granted, at = await call(getattr(lock, change))
-        if not granted:
-            return "busy", {}, at
-        return "yes", {"fence": lock.fence, "remaining_us": round(lock.remaining() * 1e6)}, at
-
-    async def upgrade(self, message):
-        return await self.change(message, "upgrade")
-
-    async def downgrade(self, message):
-        return await self.change(message, "downgrade")
-
-    async def release(self, message):
-        return "yes", {}, (await call(self.locks.pop(message["lock"]).release))[1]
-
-    async def release_after(self, message):
-        return "yes", {}, (await call(self.locks.pop(message["lock"]).release_after, message["ms"] / 1000))[1]
-
-    async def leave(self, message):
-        self.locks.pop(message["lock"]).leave()
-
-    async def drop(self, message):
-        del self.locks[message["lock"]]
-
-    def state(self, lock):
-        try:
-            lost = lock.check() and None
-        except errors.LockLostError as error:
-            lost = error.lost.value
-        return {"remaining_us": round(lock.remaining() * 1e6), "lost": lost}
-
-    async def remaining(self, message):
-        return "value", self.state(self.locks[message["lock"]]), clock.now()
-
-    async def info(self, message):
-        info, at = await call(self.make(message).info)
-        value = info and {
-            "owner": info.owner and info.owner.decode(),
-            "fence": info.fence,
-            "waiters": info.waiters,
-            "limit": info.limit,
-            "holding": info.holding,
-            "holders": [each.owner.decode() for each in info.holders],
-        }
-        return "value", {"value": value}, at
-
-    async def run(self, message):
-        more = {"cancel_on_lost": True} if ASYNC and sys.version_info >= (3, 11) else {}
-        lock, span, what = self.make(message, **more), message.get("ms", 0) / 1000, message["body"]
-
-        def tell(how):
-            say({"event": "body", "of": message["id"], "how": how})
-
-        async def body_task():
-            async with lock:
-                tell("began")
-                try:
-                    if what == "nest":
-                        assert not await self.make(message).acquire()
-                    await asyncio.sleep(span)
-                except asyncio.CancelledError:
-                    tell("cancelled")
-                    raise
-                tell("ended")
-                if what == "fail":
-                    raise ArithmeticError("as asked")
-
-        def body_thread():
-            with lock:
-                tell("began")
-                if what == "nest":
-                    assert not self.make(message).acquire()
-                time.sleep(span)
-                tell("ended")
-                if what == "fail":
-                    raise ArithmeticError("as asked")
-
-        try:
-            return "done", {}, (await call(body_task if ASYNC else body_thread))[1]
-        except errors.BusyError:
-            return "busy", {}, clock.now()
-        except ArithmeticError:
-            return "failed", {"whose": "body"}, clock.now()
-
-    async def many(self, message):
-        for number in range(message["count"]):
-            lock = self.make(message, f"{message['prefix']}{number}")
-            if await lock.acquire() if ASYNC else lock.acquire():
-                self.crowd.append(lock)
-        return "held", {"count": len(self.crowd)}, clock.now()
-
-    async def least(self, message):
-        lost, least = sum(lock.lost.is_set() for lock in self.crowd), min(lock.remaining() for lock in self.crowd)
-        return "value", {"remaining_us": round(least * 1e6), "lost": lost}, clock.now()
-
-    async def drop_many(self, message):
-        self.crowd.clear()
-
-    async def block(self, message):
-        until = time.monotonic() + message["ms"] / 1000
-        while message.get("how") == "cpu" and time.monotonic() < until:
-            sum(range(1000))
-        time.sleep(max(0, until - time.monotonic()))  # noqa: ASYNC251
-        return "value", {"locks": {str(name): self.state(lock) for name, lock in self.locks.items()}}, clock.now()
-
-    async def fork(self, message):
-        lock = self.locks[message["lock"]]
-        child = os.fork()
-        if child == 0:
-            said = {"event": "child", "of": message["id"], "lost": lock.lost.is_set(), "renew": None}
-            try:
-                # What both faces do before they await.
-                lock._renewal(lock.local.tenure, 1_000_000)
-            except errors.ForkedError:
-                said["renew"] = "forked"
-            say(said, remaining_us=round(lock.remaining() * 1e6))
-            os._exit(0)
-        _, status = await asyncio.get_running_loop().run_in_executor(None, os.waitpid, child, 0)
-        return "value", {"exit": status}, clock.now()
-
-    async def settled(self, message, wait=redis_lockkeeper.asyncio.settled):
-        done = await wait(message.get("limit_ms", 60_000) / 1000)
-        return "yes" if done else "no", {}, clock.now()
-
-    async def close(self, message):
-        return await self.settled(message, redis_lockkeeper.asyncio.close)
+async def obey_in_tasks(agent):
+    lines = asyncio.StreamReader(limit=2**20)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    async for line in lines:
+        agent.begin(line)
 
 
-class Log(logging.Handler):
-    """What the helper logs, as events."""
-
-    def emit(self, record):
-        level = {"warning": "warn"}.get(record.levelname.lower(), record.levelname.lower())
-        say({"event": "log", "level": level, "text": record.getMessage()})
-
-
-asyncio.run(Agent().main())
+logging.basicConfig(level=logging.DEBUG)
+say(event="hello", can=CAN)
+if ASYNC:
+    asyncio.run(obey_in_tasks(Agent()))
+else:
+    agent = Agent()
+    for line in sys.stdin:
+        agent.begin(line)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use lockkeeper_conformance::agent::{self, Agent, Kind};
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::history::{Answer, Did};
 use super::run::{Run, SHARED, Tenure, us};
@@ -19,7 +19,7 @@ const WAIT: Duration = Duration::from_secs(3);
 pub struct Crew {
     kind: Kind,
     /// Where its server is, as agents are told.
-    place: Value,
+    url: String,
     agent: Mutex<Arc<Agent>>,
 }
 
@@ -27,11 +27,11 @@ pub struct Crew {
 const CLIENT: &str = "crew";
 
 impl Crew {
-    pub fn new(kind: Kind, place: Value) -> Crew {
+    pub fn new(kind: Kind, url: String) -> Crew {
         Crew {
-            agent: Mutex::new(start(&kind, &place)),
+            agent: Mutex::new(start(&kind, &url)),
             kind,
-            place,
+            url,
         }
     }
 
@@ -51,7 +51,7 @@ impl Crew {
     pub fn replace(&self) {
         let mut agent = self.agent.lock().unwrap();
         agent.kill9();
-        *agent = start(&self.kind, &self.place);
+        *agent = start(&self.kind, &self.url);
     }
 
     /// Works until the run stops. If `safe`, grants count only once a replica has them.
@@ -64,11 +64,11 @@ impl Crew {
     }
 }
 
-fn start(kind: &Kind, place: &Value) -> Arc<Agent> {
+fn start(kind: &Kind, url: &str) -> Arc<Agent> {
     let agent = kind.start();
     assert_eq!(
-        agent.ask("open", json!({"name": CLIENT, "place": place})),
-        "ok"
+        agent.ask("open", json!({"name": CLIENT, "url": url})),
+        "yes"
     );
     Arc::new(agent)
 }
@@ -90,13 +90,13 @@ fn live(tenure: &Tenure, agent: &Agent, random: &mut Rng, safe: bool) {
     }
     let answer = agent.begin("acquire", acquire).answer_unless_it_ends();
     let held = match answer {
-        Some(held) if held == "held" => held,
+        Some(held) if held == "yes" => held,
         other => {
             tenure.answered(question, not_held(other));
             return thread::sleep(Duration::from_millis(50));
         }
     };
-    let (lock, fence) = (held.number("lock"), held.number("fence"));
+    let (lock, fence) = (held.number("re"), held.number("fence"));
     let until = match us(held.remaining()) {
         // It had ended by then, and nobody knows when: so it is certain for no time.
         0 => asked,

@@ -5,9 +5,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_conformance::agent::{Kind, Place};
+use lockkeeper_conformance::agent::Kind;
 use lockkeeper_conformance::agents;
-use serde_json::{Value, json};
 
 use super::client::{Client, Endpoint, Raw};
 use super::crew::Crew;
@@ -60,7 +59,7 @@ impl Drop for StopAtEnd<'_> {
 }
 
 /// A crew for each language that is here.
-fn crews(place: &Value) -> Vec<Crew> {
+fn crews(url: &str) -> Vec<Crew> {
     let here = kinds().into_iter().filter(|kind| {
         let is_here = kind.is_here();
         if !is_here {
@@ -71,7 +70,7 @@ fn crews(place: &Value) -> Vec<Crew> {
         }
         is_here
     });
-    here.map(|kind| Crew::new(kind, place.clone())).collect()
+    here.map(|kind| Crew::new(kind, url.to_owned())).collect()
 }
 
 pub fn kinds() -> Vec<Kind> {
@@ -105,7 +104,7 @@ pub fn restarts(seed: u64, rounds: usize, durability: Durability, limits: Limits
         Durability::Snapshots => &["--save", "1 1"],
     });
     let loses = durability != Durability::Always;
-    let crews = crews(&server.place());
+    let crews = crews(&server.url());
     let endpoint = Endpoint::at(server.url());
     let shared = Run::new(seed, 3, Duration::from_millis(500), limits);
     run(shared, raws(5, &endpoint), &crews, &[false], |run| {
@@ -124,7 +123,7 @@ pub fn restarts(seed: u64, rounds: usize, durability: Durability, limits: Limits
 pub fn mixed_crews(seed: u64, rounds: usize, limits: Limits) -> History {
     let always = ["--appendonly", "yes", "--appendfsync", "always"];
     let mut server = Server::with(&always);
-    let crews = crews(&server.place());
+    let crews = crews(&server.url());
     let endpoint = Endpoint::at(server.url());
     let shared = Run::new(seed, 3, Duration::from_millis(1500), limits);
     let mut random = shared.random(500);
@@ -159,7 +158,7 @@ fn pause(server: &Server, span: Duration) {
 /// A crew of one kind, which is paused past the end of its leases.
 pub fn stopped(seed: u64, rounds: usize, kind: Kind) -> History {
     let server = Server::start();
-    let crew = [Crew::new(kind, server.place())];
+    let crew = [Crew::new(kind, server.url())];
     let endpoint = Endpoint::at(server.url());
     let shared = Run::new(seed, 1, Duration::from_millis(500), ALONE);
     run(shared, raws(2, &endpoint), &crew, &[false; 2], |run| {
@@ -179,8 +178,8 @@ pub fn failovers(seed: u64, rounds: usize, limits: Limits) -> History {
     let skew = Duration::from_millis(500);
     let (mut master, mut replica) = pair(-500);
     let sentinels = Sentinels::watching(&master);
-    let place = json!({"kind": "sentinel", "addresses": sentinels.hosts, "master": MASTER});
-    let crews = crews(&place);
+    let hosts = sentinels.hosts.join(",");
+    let crews = crews(&format!("redis+sentinel://{hosts}/{MASTER}"));
     let endpoint = Endpoint::Sentinels(sentinels.hosts.clone());
     // A lease outlasts the failover.
     let shared = Run::new(seed, 8, Duration::from_millis(4000), limits);
@@ -270,7 +269,7 @@ pub fn cluster(seed: u64, rounds: usize, limits: Limits) -> History {
         .iter()
         .map(|url| url["redis://".len()..].trim_end_matches('/'))
         .collect();
-    let crews = crews(&json!({"kind": "cluster", "addresses": hosts}));
+    let crews = crews(&format!("redis+cluster://{}", hosts.join(",")));
     let endpoint = Endpoint::Cluster(urls.clone());
     let shared = Run::new(seed, 5, Duration::from_millis(1500), limits);
     let mut random = shared.random(500);

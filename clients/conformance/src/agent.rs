@@ -17,6 +17,8 @@ use serde_json::{Map, Value, json};
 use testkit::proxy::Proxy;
 use testkit::{PATIENCE, Server};
 
+use crate::message::Message;
+
 /// The clock that agents tell the time by: microseconds since boot, suspend included.
 pub fn now_us() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -68,20 +70,24 @@ impl Kind {
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", self.program.display()));
         let said = Arc::new(Said::default());
-        let (stdout, listener) = (process.stdout.take().unwrap(), said.clone());
-        std::thread::spawn(move || listener.listen(BufReader::new(stdout)));
+        let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
+        let (listener, reader) = (said.clone(), said.clone());
+        std::thread::spawn(move || listener.listen(BufReader::new(stdout.unwrap())));
+        std::thread::spawn(move || reader.read_log(BufReader::new(stderr.unwrap())));
         let stdin = Mutex::new(process.stdin.take());
         let mut agent = Agent {
             process: Mutex::new(process),
             stdin,
             said,
             sent: AtomicU64::new(0),
+            clients: Mutex::default(),
             hello: Value::Null,
         };
-        agent.hello = agent.line("hello", |line| line.get("hello").is_some());
+        agent.hello = agent.line("hello", |line| line["event"] == "hello");
         agent
     }
 }
@@ -113,6 +119,15 @@ impl Said {
         self.lines.lock().unwrap().ended = true;
         self.changed.notify_all();
     }
+
+    /// What is logged is an event too.
+    fn read_log(&self, stderr: impl BufRead) {
+        for line in stderr.lines().map_while(Result::ok) {
+            let line = json!({"event": "log", "text": line});
+            self.lines.lock().unwrap().push(line);
+            self.changed.notify_all();
+        }
+    }
 }
 
 impl Lines {
@@ -134,7 +149,9 @@ pub struct Agent {
     stdin: Mutex<Option<ChildStdin>>,
     said: Arc<Said>,
     sent: AtomicU64,
-    pub hello: Value,
+    /// The names of those it has opened.
+    clients: Mutex<Vec<String>>,
+    hello: Value,
 }
 
 impl Agent {
@@ -210,7 +227,10 @@ impl Agent {
         let id = self.sent.fetch_add(1, Ordering::Relaxed) + 1;
         fields.insert("id".into(), id.into());
         fields.insert("do".into(), what.into());
-        let line = format!("{}\n", Value::Object(fields));
+        let fields = Value::Object(fields);
+        let line = format!("{fields}\n");
+        let is_known = serde_json::from_value::<Message>(fields);
+        is_known.unwrap_or_else(|error| panic!("{error}: {line}"));
         let mut stdin = self.stdin.lock().unwrap();
         // One that has ended is told of when its answer is awaited.
         let _ = stdin.as_mut().unwrap().write_all(line.as_bytes());
@@ -240,17 +260,21 @@ impl Agent {
     #[track_caller]
     pub fn open_with(&self, place: &impl Place, more: Value) -> Client<'_> {
         let name = format!("client {}", self.sent.load(Ordering::Relaxed));
-        let mut fields = json!({"name": name, "place": place.place()});
+        let mut fields = json!({"name": name, "url": place.url()});
         let more = more.as_object().unwrap().clone();
         fields.as_object_mut().unwrap().extend(more);
-        assert_eq!(self.ask("open", fields), "ok");
+        assert_eq!(self.ask("open", fields), "yes");
+        self.clients.lock().unwrap().push(name.clone());
         Client { agent: self, name }
     }
 
     /// Waits until all that was given up has been released.
     #[track_caller]
     pub fn settled(&self) {
-        assert_eq!(self.ask("settled", json!({"limit_ms": 30_000})), "yes");
+        for client in self.clients.lock().unwrap().iter() {
+            let settled = json!({"client": client, "ms": 30_000});
+            assert_eq!(self.ask("settled", settled), "yes");
+        }
     }
 
     /// Lets it end as a program ends that has nothing more to do, and waits for that.
@@ -281,31 +305,26 @@ impl Drop for Agent {
 
 /// Where a client is to find its server.
 pub trait Place {
-    /// The `place` of the message `open`.
-    fn place(&self) -> Value;
+    /// The `url` of the message `open`.
+    fn url(&self) -> String;
 }
 
 impl Place for Server {
-    fn place(&self) -> Value {
-        at(&self.url())
+    fn url(&self) -> String {
+        Server::url(self)
     }
 }
 
 impl Place for Proxy {
-    fn place(&self) -> Value {
-        at(&self.url())
+    fn url(&self) -> String {
+        Proxy::url(self)
     }
 }
 
-impl Place for Value {
-    fn place(&self) -> Value {
+impl Place for String {
+    fn url(&self) -> String {
         self.clone()
     }
-}
-
-fn at(url: &str) -> Value {
-    let address = url.trim_start_matches("redis://").trim_end_matches('/');
-    json!({"kind": "standalone", "addresses": [address]})
 }
 
 /// A message that may not have been answered yet.
@@ -341,7 +360,7 @@ impl<'a> Pending<'a> {
     #[track_caller]
     pub fn held(self) -> Held<'a> {
         let answer = self.answer();
-        assert_eq!(answer, "held");
+        assert_eq!(answer, "yes");
         Held {
             agent: self.agent,
             id: self.id,
@@ -366,21 +385,21 @@ impl<'a> Pending<'a> {
 
     #[track_caller]
     pub fn cancel(self) {
-        assert_eq!(self.agent.ask("cancel", json!({"of": self.id})), "ok");
+        assert_eq!(self.agent.ask("cancel", json!({"of": self.id})), "yes");
     }
 
-    /// An event of this message.
+    /// When its body `began`, or `ended`.
     #[track_caller]
-    pub fn body(self, how: &str) -> u64 {
-        let line = self.agent.line(&format!("body {how}"), |line| {
-            line["event"] == "body" && line["of"] == self.id && line["how"] == how
+    pub fn body(self, event: &str) -> u64 {
+        let line = self.agent.line(&format!("body {event}"), |line| {
+            line["event"] == event && line["of"] == self.id
         });
         line["at"].as_u64().unwrap()
     }
 }
 
-/// What a message was answered. Compares as its word, with the reason of a loss or the kind of an error:
-/// `held`, `busy`, `lost: gone`, `error: unreachable`.
+/// What a message was answered. Compares as its word, with the reason of a loss: `yes`, `busy`, `lost: gone`,
+/// `unreachable`.
 #[derive(Clone)]
 pub struct Answer(pub Value);
 
@@ -389,8 +408,6 @@ impl Answer {
         let field = |name: &str| self.0[name].as_str().unwrap_or("?").to_owned();
         match field("answer").as_str() {
             "lost" => format!("lost: {}", field("why")),
-            "error" => format!("error: {}", field("kind")),
-            "failed" => format!("failed: {}", field("whose")),
             word => word.to_owned(),
         }
     }
@@ -444,9 +461,9 @@ impl<'a> Client<'a> {
         self.message("acquire", json!({"key": key}))
     }
 
-    /// A body that runs under the lock: `return`, `fail`, `panic` or `nest`, after `ms` if it is set.
-    pub fn run(&self, key: &str, body: &str) -> Acquire<'a> {
-        self.message("run", json!({"key": key, "body": body}))
+    /// A body that runs under the lock for so many ms, and then ends by `return`, `fail` or `panic`.
+    pub fn run(&self, key: &str, body: &str, ms: u64) -> Acquire<'a> {
+        self.message("run", json!({"key": key, "body": body, "ms": ms}))
     }
 
     /// A message about this client.
@@ -474,9 +491,43 @@ impl<'a> Client<'a> {
     /// Makes the connection that later questions use.
     #[track_caller]
     pub fn connect(&self) {
-        let info = self.message("info", json!({"key": "nobody's"}));
-        assert_eq!(info.answer(), "value");
+        self.info("nobody's");
     }
+
+    /// Who holds and who waits, in the agent's opinion.
+    #[track_caller]
+    pub fn info(&self, key: &str) -> Value {
+        let answer = self.message("info", json!({"key": key})).answer();
+        assert_eq!(answer, "yes");
+        let info = answer.0["info"].as_object();
+        info.map_or(Value::Null, told)
+    }
+
+    /// Waits for as long until all that was given up has been released.
+    #[track_caller]
+    pub fn settled(&self, ms: u64) -> Answer {
+        self.message("settled", json!({"ms": ms})).answer()
+    }
+}
+
+/// What the scenarios look at, in their own words.
+fn told(info: &Map<String, Value>) -> Value {
+    let field = |of: &Map<String, Value>, name: &str| {
+        let found = of
+            .iter()
+            .find(|(field, _)| field.eq_ignore_ascii_case(name));
+        found.map_or(Value::Null, |(_, value)| value.clone())
+    };
+    let nothing = |value: &Value| value == "" || value == 0;
+    let if_any = |name: &str| Some(field(info, name)).filter(|value| !nothing(value));
+    let holders = field(info, "holders");
+    let holders = holders.as_array().into_iter().flatten();
+    let owners = holders.map(|holder| field(holder.as_object().unwrap(), "owner"));
+    json!({
+        "owner": if_any("owner"), "fence": if_any("fence"), "limit": if_any("limit"),
+        "waiters": field(info, "waiters"), "holding": field(info, "holding"),
+        "holders": owners.collect::<Vec<_>>(),
+    })
 }
 
 /// A message that is being put together. Times are in milliseconds.
@@ -501,7 +552,7 @@ impl<'a> Acquire<'a> {
     }
 
     pub fn wait_forever(self) -> Self {
-        self.with("wait_ms", "forever")
+        self.with("forever", true)
     }
 
     /// One of so many places.

@@ -6,4 +6,5 @@
 
 pub mod agent;
 pub mod agents;
+pub mod message;
 pub mod scenarios;

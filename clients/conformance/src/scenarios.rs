@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use testkit::cluster::Cluster;
 use testkit::waiting::waiters;
 use testkit::{NO, Server, ask, eventually};
 
@@ -266,6 +267,13 @@ fn ends_at(server: &Server, key: &str) -> u64 {
     let ttl = testkit::number(ask!(server.connect(), "PTTL", key));
     // PTTL rounds up.
     asked + (ttl as u64).saturating_sub(1) * 1000
+}
+
+/// How agents are told of a cluster.
+fn url_of(cluster: &Cluster) -> String {
+    let nodes = cluster.nodes.each_ref();
+    let nodes = nodes.map(|node| format!("127.0.0.1:{}", node.port()));
+    format!("redis+cluster://{}", nodes.join(","))
 }
 
 fn client_list(server: &Server) -> String {

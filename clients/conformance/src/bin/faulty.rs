@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper_conformance::agent::now_us;
+use lockkeeper_conformance::message::{Message, say};
 use redis::{Parser, Value as Reply, cmd};
 use serde_json::{Value, json};
 
@@ -23,10 +24,6 @@ const OVERTIME: u64 = 60_000;
 
 fn has_fault(fault: &str) -> bool {
     std::env::args().nth(1).as_deref() == Some(fault)
-}
-
-fn say(line: &Value) {
-    let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }
 
 fn sleep(us: u64) {
@@ -145,7 +142,7 @@ impl Lock {
         let mut lost = self.lost.lock().unwrap();
         if lost.is_none() {
             *lost = Some(why);
-            say(&json!({"event": "lost", "lock": self.id, "why": why, "at": now_us()}));
+            say(json!({"event": "lost", "lock": self.id, "why": why}));
         }
     }
 
@@ -167,7 +164,7 @@ impl Lock {
     /// Asks for a grant with another limit in place of the one that is held.
     fn change(&self, is_upgrade: bool) -> Value {
         let lost = || json!({"answer": "lost", "why": self.lost()});
-        let unreachable = || json!({"answer": "error", "kind": "unreachable"});
+        let unreachable = || json!({"answer": "unreachable"});
         if self.lost().is_some() {
             return lost();
         }
@@ -218,40 +215,36 @@ struct Agent {
 }
 
 impl Agent {
-    fn carry_out(&self, message: &Value, cancelled: &AtomicBool) -> Value {
-        let text = |field: &str| message[field].as_str().unwrap_or_default().to_owned();
-        let lock = || self.locks.lock().unwrap()[&message["lock"].as_u64().unwrap()].clone();
-        match text("do").as_str() {
+    fn carry_out(&self, message: &Message, cancelled: &AtomicBool) -> Value {
+        let client = || self.clients.lock().unwrap()[&message.client].clone();
+        let lock = || self.locks.lock().unwrap()[&message.lock].clone();
+        match message.r#do.as_str() {
             "open" => {
-                let address = message["place"]["addresses"][0]
-                    .as_str()
-                    .unwrap()
-                    .to_owned();
                 let client = Client {
-                    address,
+                    address: message
+                        .url
+                        .trim_matches(|of| "redis:/".contains(of))
+                        .to_owned(),
                     kept: Mutex::default(),
                 };
-                self.clients
-                    .lock()
-                    .unwrap()
-                    .insert(text("name"), Arc::new(client));
-                json!({"answer": "ok"})
+                let name = message.name.clone();
+                self.clients.lock().unwrap().insert(name, Arc::new(client));
+                json!({"answer": "yes"})
             }
             "info" => {
-                let client = self.clients.lock().unwrap()[&text("client")].clone();
-                let _ = client.ask(&["LOCK.INFO", &text("key")], now_us() + TRY, cancelled, &[]);
-                json!({"answer": "value"})
+                let question = ["LOCK.INFO", &message.key];
+                let _ = client().ask(&question, now_us() + TRY, cancelled, &[]);
+                json!({"answer": "yes"})
             }
             "cancel" => {
-                let of = message["of"].as_u64().unwrap();
-                self.cancelled.lock().unwrap()[&of].store(true, SeqCst);
-                json!({"answer": "ok"})
+                self.cancelled.lock().unwrap()[&message.of].store(true, SeqCst);
+                json!({"answer": "yes"})
             }
-            "acquire" => self.acquire(message, cancelled),
+            "acquire" => self.acquire(client(), message, cancelled),
             "remaining" => {
                 let remaining = lock().remaining();
                 let lost = (remaining == 0).then_some("expired");
-                json!({"answer": "value", "remaining_us": remaining, "lost": lost})
+                json!({"answer": "yes", "remaining_us": remaining, "lost": lost})
             }
             "upgrade" => lock().change(true),
             "downgrade" => lock().change(false),
@@ -261,34 +254,29 @@ impl Agent {
                 match lock.ask(&["LOCK.RELEASE", &lock.key, &lock.owner]) {
                     Ok(Reply::Int(1)) => json!({"answer": "yes"}),
                     Ok(_) => json!({"answer": "lost", "why": "gone"}),
-                    Err(_) => json!({"answer": "error", "kind": "unreachable"}),
+                    Err(_) => json!({"answer": "unreachable"}),
                 }
             }
-            _ => json!({"answer": "error", "kind": "invalid"}),
+            _ => json!({"answer": "invalid"}),
         }
     }
 
-    fn acquire(&self, message: &Value, cancelled: &AtomicBool) -> Value {
-        let (id, asked_at) = (message["id"].as_u64().unwrap(), now_us());
-        let client = self.clients.lock().unwrap()[message["client"].as_str().unwrap()].clone();
-        let key = message["key"].as_str().unwrap();
-        let (owner, ttl) = (
-            format!("faulty:{id}"),
-            message["ttl_ms"].as_u64().unwrap_or(30_000),
-        );
+    fn acquire(&self, client: Arc<Client>, message: &Message, cancelled: &AtomicBool) -> Value {
+        let (id, key, asked_at) = (message.id, message.key.as_str(), now_us());
+        let (owner, ttl) = (format!("faulty:{id}"), message.ttl_ms.unwrap_or(30_000));
         let mut words = vec![
             "LOCK.ACQUIRE".to_owned(),
             key.to_owned(),
             owner.clone(),
             ttl.to_string(),
         ];
-        let wait = message["wait_ms"].as_u64();
+        let wait = message.wait_ms;
         words.extend(
             wait.map(|wait| ["WAIT".to_owned(), wait.to_string()])
                 .into_iter()
                 .flatten(),
         );
-        words.extend((message["shared"] == true).then(|| "SHARED".to_owned()));
+        words.extend(message.shared.then(|| "SHARED".to_owned()));
         let words: Vec<_> = words.iter().map(String::as_str).collect();
         let until = asked_at + wait.map_or(TRY, |wait| wait * 1000 + OVERTIME);
         let undo = ["LOCK.RELEASE", key, &owner];
@@ -312,7 +300,7 @@ impl Agent {
                     let remaining = lock.remaining();
                     std::thread::spawn(move || lock.watch());
                     return json!({
-                        "answer": "held", "lock": id, "fence": fence, "owner": owner, "remaining_us": remaining,
+                        "answer": "yes", "fence": fence, "owner": owner, "remaining_us": remaining,
                     });
                 }
                 Ok(_) => return json!({"answer": "busy"}),
@@ -324,29 +312,24 @@ impl Agent {
                     return json!({"answer": "busy"});
                 }
                 Err(Silence::Broken) if now_us() < until => sleep(TICK),
-                Err(_) => return json!({"answer": "error", "kind": "unreachable"}),
+                Err(_) => return json!({"answer": "unreachable"}),
             }
         }
     }
 }
 
 fn main() {
-    let can = ["cancel"];
-    say(&json!({"hello": "faulty", "pid": std::process::id(), "clock": now_us(), "can": can}));
+    say(json!({"event": "hello", "can": ["cancel"]}));
     let agent = Arc::new(Agent::default());
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-        let message: Value = serde_json::from_str(&line).expect("a message");
+        let message: Message = serde_json::from_str(&line).expect("a message");
         let (agent, cancelled) = (agent.clone(), Arc::new(AtomicBool::new(false)));
-        let id = message["id"].as_u64().expect("an id");
-        agent
-            .cancelled
-            .lock()
-            .unwrap()
-            .insert(id, cancelled.clone());
+        let all = &agent.cancelled;
+        all.lock().unwrap().insert(message.id, cancelled.clone());
         std::thread::spawn(move || {
             let mut answer = agent.carry_out(&message, &cancelled);
-            (answer["re"], answer["at"]) = (id.into(), now_us().into());
-            say(&answer);
+            answer["re"] = message.id.into();
+            say(answer);
         });
     }
 }

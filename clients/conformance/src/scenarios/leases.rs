@@ -118,7 +118,7 @@ pub fn what_is_released_or_left_is_not_lost(kind: &Kind) {
     let client = agent.open(&server);
     let (released, left) = (client.hold("released", 500), client.hold("left", 500));
     assert_eq!(released.release(), "yes");
-    assert_eq!(left.ask("leave"), "ok");
+    assert_eq!(left.ask("leave"), "yes");
     eventually_free(&server, "left");
     sleep(300);
     assert_eq!((released.times_lost(), left.times_lost()), (0, 0));
@@ -135,14 +135,14 @@ pub fn what_happens_is_logged(kind: &Kind) {
     let logged = |level: &str, about: &str| {
         agent.line(&format!("{level}: … {about} …"), |line| {
             let text = line["text"].as_str().unwrap_or_default();
-            line["event"] == "log" && line["level"] == level && text.contains(about)
+            line["event"] == "log" && text.contains(level) && text.contains(about)
         });
     };
     for (level, about) in [
-        ("debug", "acquired"),
-        ("debug", "released"),
-        ("warn", "second"),
-        ("error", "lost"),
+        ("DEBUG", "acquired"),
+        ("DEBUG", "released"),
+        ("WARN", "second"),
+        ("ERROR", "lost"),
     ] {
         logged(level, about);
     }
@@ -184,7 +184,7 @@ pub fn many_locks_are_renewed_in_time_over_one_connection(kind: &Kind) {
                 .map(|held| held.begin("drop", json!({})))
                 .collect();
             for drop in dropped {
-                assert_eq!(drop.answer(), "ok");
+                assert_eq!(drop.answer(), "yes");
             }
         }
         let mut redis = server.connect();

@@ -2,18 +2,17 @@
 
 use std::net::TcpListener;
 
-use serde_json::{Value, json};
 use testkit::cluster::{Cluster, slot_of};
 use testkit::{OK, Server, ask, eventually};
 
 use super::{exists, rejected};
-use crate::agent::{Agent, Kind, Place};
+use crate::agent::{Agent, Kind};
 
 /// Who holds `held` keeps it, and who asks for `wanted` meanwhile is granted it, although the server answers with
 /// `word` from when `begins` has returned until `ends` has.
 fn refusing_is_waited_out(
     agent: &Agent,
-    (server, place): (&Server, &Value),
+    (server, place): (&Server, &String),
     [held, wanted]: [&str; 2],
     word: &str,
     begins: impl FnOnce(),
@@ -25,7 +24,7 @@ fn refusing_is_waited_out(
     let waiting = client.wait_for(wanted, 9000, 25_000);
     agent.line(&format!("that it is refused with {word}"), |line| {
         let text = line["text"].as_str().unwrap_or_default();
-        line["level"] == "warn" && text.contains(word)
+        line["event"] == "log" && text.contains("WARN") && text.contains(word)
     });
     assert!(!waiting.is_answered());
     ends();
@@ -80,7 +79,7 @@ pub fn a_server_busy_with_a_script_is_waited_for(kind: &Kind) {
             eventually("it is busy", || ask!(server.connect(), "PING").is_err());
         };
         let ends = || assert_eq!(ask!(redis, "SCRIPT", "KILL"), OK);
-        let at = (&server, &server.place());
+        let at = (&server, &server.url());
         refusing_is_waited_out(&agent, at, ["book", "other"], "BUSY ", begins, ends);
     });
 }
@@ -91,7 +90,7 @@ pub fn a_master_that_lacks_replicas_is_waited_for(kind: &Kind) {
         let set = ["CONFIG", "SET", "min-replicas-to-write"];
         assert_eq!(ask!(server.connect(), &set, replicas), OK);
     };
-    let at = (&server, &server.place());
+    let at = (&server, &server.url());
     refusing_is_waited_out(
         &agent,
         at,
@@ -117,18 +116,14 @@ pub fn a_replica_that_has_lost_its_master_is_waited_for(kind: &Kind) {
     let port = nobody.local_addr().unwrap().port();
     let begins = || assert_eq!(ask!(server.connect(), "REPLICAOF", "127.0.0.1", port), OK);
     let ends = || assert_eq!(ask!(redis, "REPLICAOF", "NO", "ONE"), OK);
-    let at = (&server, &server.place());
+    let at = (&server, &server.url());
     refusing_is_waited_out(&agent, at, ["book", "other"], "MASTERDOWN ", begins, ends);
 }
 
 pub fn a_cluster_that_is_down_is_waited_for(kind: &Kind) {
     let (cluster, agent) = (Cluster::start(), kind.start());
     let node = &cluster.nodes[1];
-    let addresses = cluster
-        .nodes
-        .each_ref()
-        .map(|node| format!("127.0.0.1:{}", node.port()));
-    let place = json!({"kind": "cluster", "addresses": addresses});
+    let place = super::url_of(&cluster);
     // Two keys of one node, and a slot of its that nobody needs.
     let mut redis = node.connect();
     let keys = (0..).map(|number| format!("book:{number}"));

@@ -26,7 +26,7 @@ pub fn nothing_is_renewed_after_the_release(kind: &Kind) {
 pub fn a_lock_that_is_left_lapses_by_itself(kind: &Kind) {
     let (server, agent) = (Server::start(), kind.start());
     let held = agent.open(&server).hold("book", 600);
-    assert_eq!(held.ask("leave"), "ok");
+    assert_eq!(held.ask("leave"), "yes");
     let renewals = renewals(&server);
     eventually_free(&server, "book");
     assert_eq!(super::renewals(&server), renewals);
@@ -48,7 +48,7 @@ pub fn release_after_keeps_the_lock_until_so_long_after_the_grant(kind: &Kind) {
 pub fn a_dropped_handle_is_released(kind: &Kind) {
     let (server, agent) = (Server::start(), kind.start());
     let held = agent.open(&server).hold("book", 600_000);
-    assert_eq!(held.ask("drop"), "ok");
+    assert_eq!(held.ask("drop"), "yes");
     eventually_free(&server, "book");
     assert_eq!(held.times_lost(), 0);
 }
@@ -60,7 +60,7 @@ pub fn a_release_is_tried_on_until_it_arrives(kind: &Kind) {
     proxy.cut();
     let (start, releasing) = (Instant::now(), held.begin("release", json!({})));
     // The caller is told first.
-    assert_eq!(releasing.answer(), "error: unreachable");
+    assert_eq!(releasing.answer(), "unreachable");
     assert!(
         exists(&server, "book") && start.elapsed() < ms(6500),
         "{:?}",
@@ -91,7 +91,7 @@ pub fn a_release_that_nobody_answers_is_told_within_5_s(kind: &Kind) {
     let held = agent.open(&proxy).hold("book", 600_000);
     proxy.stop();
     let start = Instant::now();
-    assert_eq!(held.release(), "error: unreachable");
+    assert_eq!(held.release(), "unreachable");
     assert!(start.elapsed() < ms(6500), "{:?}", start.elapsed());
     proxy.mend();
     eventually_free(&server, "book");
@@ -119,7 +119,7 @@ pub fn settled_waits_for_what_was_given_up_before(kind: &Kind) {
     for _ in 0..5 {
         let held = client.hold("book", 60_000);
         proxy.delay_replies(ms(200));
-        assert_eq!(held.ask("drop"), "ok");
+        assert_eq!(held.ask("drop"), "yes");
         agent.settled();
         assert!(!exists(&server, "book"));
         proxy.mend();
@@ -132,7 +132,7 @@ pub fn settled_does_not_wait_for_what_others_wait_for(kind: &Kind) {
     let busy = client.hold("busy", 60_000);
     let waiting = client.acquire("busy").wait_forever().begin();
     eventually_waiting(&server, "busy", 1);
-    assert_eq!(client.hold("book", 60_000).ask("drop"), "ok");
+    assert_eq!(client.hold("book", 60_000).ask("drop"), "yes");
     agent.settled();
     assert!(!exists(&server, "book"));
     assert!(!waiting.is_answered());
@@ -143,16 +143,13 @@ pub fn settled_does_not_wait_for_what_others_wait_for(kind: &Kind) {
 pub fn settled_is_bounded(kind: &Kind) {
     let (server, agent) = (Server::start(), kind.start());
     let proxy = Proxy::to(&server);
-    let held = agent.open(&proxy).hold("book", 60_000);
-    assert_eq!(
-        agent.ask("settled", json!({"limit_ms": 0})),
-        "yes",
-        "nothing was given up"
-    );
+    let client = agent.open(&proxy);
+    let held = client.hold("book", 60_000);
+    assert_eq!(client.settled(0), "yes", "nothing was given up");
     proxy.stop();
-    assert_eq!(held.ask("drop"), "ok");
+    assert_eq!(held.ask("drop"), "yes");
     let start = Instant::now();
-    assert_eq!(agent.ask("settled", json!({"limit_ms": 300})), "no");
+    assert_eq!(client.settled(300), "no");
     let took = start.elapsed();
     assert!(took >= ms(300) && took < ms(3000), "{took:?}");
     proxy.mend();
@@ -163,42 +160,39 @@ pub fn settled_is_bounded(kind: &Kind) {
 pub fn run_holds_the_lock_while_the_body_runs(kind: &Kind) {
     let (server, agent) = (Server::start(), kind.start());
     let client = agent.open(&server);
-    let running = client.run("book", "nest").with("ms", 500).begin();
+    let running = client.run("book", "return", 500).begin();
     running.body("began");
     assert!(exists(&server, "book"));
     assert_eq!(
-        client.run("book", "return").answer(),
+        client.run("book", "return", 0).answer(),
         "busy",
         "its body does not run"
     );
-    assert_eq!(running.answer(), "done");
+    assert_eq!(running.answer(), "yes");
     running.body("ended");
     assert!(!exists(&server, "book"));
 }
 
 pub fn the_error_of_the_body_wins_over_that_of_the_release(kind: &Kind) {
     let (mut server, agent) = (Server::start(), kind.start());
-    let asked = agent.open(&server).run("book", "fail").ttl(1500);
-    let running = asked.with("ms", 300).begin();
+    let asked = agent.open(&server).run("book", "fail", 300);
+    let running = asked.ttl(1500).begin();
     running.body("began");
     server.kill9();
-    assert_eq!(running.answer(), "failed: body");
+    assert_eq!(running.answer(), "failed");
 }
 
 pub fn a_body_that_panics_releases(kind: &Kind) {
     let (server, agent) = (Server::start(), kind.start());
-    let ran = agent.open(&server).run("book", "panic").answer();
-    assert_eq!(ran, "failed: body");
+    let running = agent.open(&server).run("book", "panic", 0).begin();
+    running.body("ended");
+    assert_eq!(running.answer(), "failed");
     eventually_free(&server, "book");
 }
 
 pub fn a_body_is_told_that_the_lock_was_lost(kind: &Kind) {
     let (server, agent) = (Server::start(), kind.start());
-    let running = agent
-        .open(&server)
-        .run("book", "return")
-        .with("ms", 300)
-        .begin();
+    let running = agent.open(&server).run("book", "return", 300).begin();
     running.body("began");
     assert_eq!(ask!(server.connect(), "DEL", "book"), YES);
     assert_eq!(
@@ -210,10 +204,10 @@ pub fn a_body_is_told_that_the_lock_was_lost(kind: &Kind) {
 
 pub fn a_body_is_ended_when_the_lock_is_lost(kind: &Kind) {
     let (server, agent) = (Server::start(), kind.start());
-    let asked = agent.open(&server).run("book", "return").ttl(900);
-    let running = asked.with("ms", 600_000).begin();
+    let asked = agent.open(&server).run("book", "return", 600_000);
+    let running = asked.ttl(900).begin();
     running.body("began");
     assert_eq!(ask!(server.connect(), "DEL", "book"), YES);
-    running.body("cancelled");
+    running.body("ended");
     assert_eq!(running.answer(), "lost: gone");
 }

@@ -10,9 +10,9 @@ use crate::agent::Kind;
 
 /// A lock is taken there, renewed, waited for and released.
 #[track_caller]
-fn a_lock_is_held_at(kind: &Kind, server: &Server, place: &Value) {
+fn a_lock_is_held_at(kind: &Kind, server: &Server, url: String, more: Value) {
     let agent = kind.start();
-    let client = agent.open(place);
+    let client = agent.open_with(&url, more);
     // A busy machine may take a second for a handshake.
     let held = client.acquire("book").ttl(3000).wait(20_000).held();
     let waiting = client.wait_for("book", 3000, 20_000);
@@ -21,17 +21,10 @@ fn a_lock_is_held_at(kind: &Kind, server: &Server, place: &Value) {
     assert_eq!(waiting.held().release(), "yes");
 }
 
-fn address(server: &Server) -> String {
-    format!("127.0.0.1:{}", server.port())
-}
-
 pub fn a_unix_socket_is_reached(kind: &Kind) {
     let server = Server::start();
-    a_lock_is_held_at(
-        kind,
-        &server,
-        &json!({"kind": "unix", "unix": server.socket()}),
-    );
+    let url = format!("unix://{}", server.socket().display());
+    a_lock_is_held_at(kind, &server, url, json!({}));
 }
 
 pub fn a_user_a_database_and_either_protocol_are_used(kind: &Kind) {
@@ -43,15 +36,13 @@ pub fn a_user_a_database_and_either_protocol_are_used(kind: &Kind) {
         OK
     );
     for resp in [2, 3] {
-        let place = json!({
-            "kind": "standalone", "addresses": [address(&server)],
-            "user": "clerk", "password": "secret", "db": 3, "resp": resp,
-        });
+        let port = server.port();
+        let url = format!("redis://clerk:secret@127.0.0.1:{port}/3?protocol={resp}");
         let agent = kind.start();
-        let client = agent.open(&place);
+        let client = agent.open(&url);
         let held = client.hold("book", 30_000);
         let other = client.acquire("other").answer();
-        assert_eq!(other, "error: refused");
+        assert_eq!(other, "refused");
         assert!(other.text("text").contains("NOPERM "), "{other:?}");
         assert_eq!(held.renew(), "yes");
         assert_eq!(held.release(), "yes");
@@ -64,18 +55,15 @@ pub fn tls_with_an_authority_of_our_own(kind: &Kind) -> Outcome {
     let Some((server, port)) = tls::server(dir.path()) else {
         return Err("the server was built without TLS");
     };
-    let place = json!({
-        "kind": "standalone", "addresses": [format!("localhost:{port}")],
-        "tls": dir.path().join("ca.crt"),
-    });
-    a_lock_is_held_at(kind, &server, &place);
+    let url = format!("rediss://localhost:{port}");
+    let authority = json!({"tls": dir.path().join("ca.crt")});
+    a_lock_is_held_at(kind, &server, url, authority);
     Ok(())
 }
 
 pub fn a_lock_of_a_cluster_moves_with_its_slot(kind: &Kind) {
     let (cluster, agent) = (Cluster::start(), kind.start());
-    let nodes: Vec<_> = cluster.nodes.iter().map(address).collect();
-    let client = agent.open(&json!({"kind": "cluster", "addresses": nodes}));
+    let client = agent.open(&super::url_of(&cluster));
     // One on each node.
     let mut redis = cluster.nodes[0].connect();
     let (mut first, mut second) = (None, None);
@@ -108,8 +96,8 @@ pub fn a_lock_outlives_a_failover_by_sentinels(kind: &Kind) {
     let (mut master, agent) = (Server::start(), kind.start());
     let replica = Server::replica_of(&master);
     let sentinels = Sentinels::watching(&master);
-    let place = json!({"kind": "sentinel", "addresses": sentinels.hosts, "master": MASTER});
-    let client = agent.open(&place);
+    let hosts = sentinels.hosts.join(",");
+    let client = agent.open(&format!("redis+sentinel://{hosts}/{MASTER}"));
     // Longer than the sentinels take.
     let held = client.hold("book", 12_000);
     let waiting = client.wait_for("book", 12_000, 29_000);
@@ -144,7 +132,7 @@ pub fn only_what_enough_replicas_acknowledged_counts(kind: &Kind) {
     // The master goes on renewing it, which alone does not count.
     assert_eq!(held.lost().0, "expired");
     let few = client.acquire("other").with("min_replicas", 1).answer();
-    assert_eq!(few, "error: refused");
+    assert_eq!(few, "refused");
     assert!(few.text("text").contains("NOREPLICAS"), "{few:?}");
     agent.settled();
     assert_eq!(ask!(server.connect(), "EXISTS", "other"), testkit::NO);

@@ -5,11 +5,9 @@ package main
 import (
 	"bufio"
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"runtime"
@@ -25,9 +23,46 @@ import (
 
 type object map[string]any
 
-func (o object) text(field string) string { text, _ := o[field].(string); return text }
+// message is what the agent was told, to be carried out until ctx is cancelled.
+type message struct {
+	object
+	ctx context.Context
+}
 
-func (o object) number(field string) int64 { number, _ := o[field].(float64); return int64(number) }
+var (
+	clients, locks, cancels sync.Map // by name, and by the id of a message
+
+	messages = map[string]func(message) object{
+		"open": message.open, "acquire": message.acquire, "run": message.run, "info": message.info,
+		"settled": message.settled, "block": message.block, "drop": message.drop,
+		"cancel":        func(m message) object { find[context.CancelFunc](&cancels, m.object["of"])(); return is(nil) },
+		"remaining":     func(m message) object { return state(m.lock(), nil) },
+		"renew":         func(m message) object { return state(m.lock(), m.lock().Renew(m.ctx)) },
+		"extend":        func(m message) object { return state(m.lock(), m.lock().Extend(m.ctx, m.ms("ms"))) },
+		"upgrade":       func(m message) object { return state(m.lock(), m.lock().Upgrade(m.ctx)) },
+		"downgrade":     func(m message) object { return state(m.lock(), m.lock().Downgrade(m.ctx)) },
+		"release":       func(m message) object { return is(m.take().Release(m.ctx)) },
+		"release_after": func(m message) object { return is(m.take().ReleaseAfter(m.ctx, m.ms("ms"))) },
+		"leave":         func(m message) object { m.take().Leave(); return is(nil) },
+	}
+
+	errBody = errors.New("as asked")
+	words   = []struct {
+		error
+		word string
+	}{
+		{lockkeeper.ErrBusy, "busy"}, {context.Canceled, "cancelled"}, {errBody, "failed"}, {lockkeeper.ErrInvalid, "invalid"},
+		{lockkeeper.ErrRefused, "refused"}, {lockkeeper.ErrUnreachable, "unreachable"}, {context.DeadlineExceeded, "no"},
+	}
+)
+
+func find[T any](of *sync.Map, name any) T { found, _ := of.Load(name); return found.(T) }
+
+func (o object) client() *lockkeeper.Client { return find[*lockkeeper.Client](&clients, o["client"]) }
+func (o object) lock() *lockkeeper.Lock     { return find[*lockkeeper.Lock](&locks, o["lock"]) }
+func (o object) take() *lockkeeper.Lock     { defer locks.Delete(o["lock"]); return o.lock() }
+func (o object) text(field string) string   { text, _ := o[field].(string); return text }
+func (o object) number(field string) int64  { number, _ := o[field].(float64); return int64(number) }
 
 // ms saturates, since a time.Duration ends at 292 years, but for what the module would not take.
 func (o object) ms(field string) time.Duration {
@@ -39,22 +74,13 @@ func (o object) ms(field string) time.Duration {
 }
 
 // key gives the bytes of a key: a character stands for each.
-func key(text string) string {
+func (o object) key() string {
 	var bytes []byte
-	for _, char := range text {
+	for _, char := range o.text("key") {
 		bytes = append(bytes, byte(char))
 	}
 	return string(bytes)
 }
-
-var (
-	mu      sync.Mutex // of all below
-	clients = map[string]*lockkeeper.Client{}
-	locks   = map[int64]*lockkeeper.Lock{}
-	crowd   []*lockkeeper.Lock
-	cancels = map[int64]context.CancelFunc{}
-	errBody = errors.New("as asked")
-)
 
 func now() int64 {
 	var t unix.Timespec
@@ -71,37 +97,78 @@ func say(line object) {
 	_, _ = os.Stdout.Write(append(text, '\n'))
 }
 
-// log writes what the helper logs as events.
-type log struct{}
-
-func (log) Write(line []byte) (int, error) {
-	level := strings.Fields(string(line))[1]
-	say(object{"event": "log", "level": strings.ToLower(strings.TrimPrefix(level, "level=")), "text": string(line)})
-	return len(line), nil
-}
-
-func open(place object, label string) (*lockkeeper.Client, error) {
-	o := redis.UniversalOptions{DB: int(place.number("db")), Username: place.text("user"), Password: place.text("password"),
-		Protocol: max(int(place.number("resp")), 2), MasterName: place.text("master"), IsClusterMode: place.text("kind") == "cluster"}
-	for _, address := range append(place.list("addresses"), place["unix"]) {
-		if address != nil {
-			o.Addrs = append(o.Addrs, address.(string))
+// is gives the answer to what ended with this error.
+func is(err error) object {
+	if err == nil {
+		return object{"answer": "yes"}
+	}
+	if lost := (*lockkeeper.LostError)(nil); errors.As(err, &lost) {
+		return object{"answer": "lost", "why": lost.Why}
+	}
+	for _, known := range words {
+		if errors.Is(err, known.error) {
+			return object{"answer": known.word, "text": err.Error()}
 		}
 	}
-	if authority := place.text("tls"); authority != "" {
-		pem, _ := os.ReadFile(authority)
-		o.TLSConfig = &tls.Config{RootCAs: x509.NewCertPool()}
-		o.TLSConfig.RootCAs.AppendCertsFromPEM(pem)
-	}
-	handler := slog.NewTextHandler(log{}, &slog.HandlerOptions{Level: slog.LevelDebug})
-	options := []lockkeeper.Option{lockkeeper.WithLogger(slog.New(handler))}
-	if label != "" {
-		options = append(options, lockkeeper.WithLabel(label))
-	}
-	return lockkeeper.New(redis.NewUniversalClient(&o), options...)
+	return object{"answer": "unknown", "text": err.Error()}
 }
 
-func (o object) list(field string) []any { list, _ := o[field].([]any); return list }
+// state tells of a lock, unless what was asked of it ended with an error.
+func state(lock *lockkeeper.Lock, err error) object {
+	if err != nil {
+		return is(err)
+	}
+	// In this order: whoever is stopped in between must not seem to hold it for longer.
+	return object{"answer": "yes", "at": now(), "remaining_us": lock.Remaining().Microseconds(),
+		"lost": is(lock.Err())["why"], "fence": lock.Fence(), "owner": lock.Owner()}
+}
+
+func (m message) settled() object {
+	ctx, cancel := context.WithTimeout(m.ctx, m.ms("ms"))
+	defer cancel()
+	return is(m.client().Settled(ctx))
+}
+
+func (m message) block() object {
+	for end := time.Now().Add(m.ms("ms")); time.Now().Before(end); {
+		if m.text("how") == "sleep" {
+			_ = unix.Nanosleep(&unix.Timespec{Sec: 1}, nil) // keeps its thread
+		}
+	}
+	return state(m.lock(), nil)
+}
+
+func (m message) drop() object {
+	m.take()
+	// What nobody refers to is found by the collector, some time.
+	for range 3 {
+		runtime.GC()
+		time.Sleep(5 * time.Millisecond)
+	}
+	return is(nil)
+}
+
+func (m message) open() object {
+	scheme, place, _ := strings.Cut(m.text("url"), "://")
+	hosts, master, _ := strings.Cut(place, "/")
+	var client redis.UniversalClient
+	switch scheme {
+	case "redis+cluster":
+		client = redis.NewClusterClient(&redis.ClusterOptions{Addrs: strings.Split(hosts, ",")})
+	case "redis+sentinel":
+		client = redis.NewFailoverClient(&redis.FailoverOptions{SentinelAddrs: strings.Split(hosts, ","), MasterName: master})
+	default:
+		options, _ := redis.ParseURL(m.text("url"))
+		if pem, err := os.ReadFile(m.text("tls")); err == nil {
+			options.TLSConfig.RootCAs = x509.NewCertPool()
+			options.TLSConfig.RootCAs.AppendCertsFromPEM(pem)
+		}
+		client = redis.NewClient(options)
+	}
+	opened, err := lockkeeper.New(client, m.options()...)
+	clients.Store(m.object["name"], opened)
+	return is(err)
+}
 
 func (o object) options() (options []lockkeeper.Option) {
 	for field, option := range map[string]lockkeeper.Option{
@@ -110,263 +177,73 @@ func (o object) options() (options []lockkeeper.Option) {
 		"wait_ms": lockkeeper.WithWait(o.ms("wait_ms")), "limit": lockkeeper.WithLimit(int(o.number("limit"))),
 		"shared": lockkeeper.Shared(),
 	} {
-		if o[field] != nil && o[field] != "forever" {
+		if o[field] != nil {
 			options = append(options, option)
 		}
 	}
-	if o["wait_ms"] == nil {
+	if isOneTry := o["key"] != nil && o["wait_ms"] == nil && o["forever"] == nil; isOneTry {
 		options = append(options, lockkeeper.WithWait(0))
 	}
 	return options
 }
 
-// unlessZero gives null for what nobody told.
-func unlessZero[T comparable](value T) any {
-	var zero T
-	if value == zero {
-		return nil
+func (m message) acquire() object {
+	lock, err := m.client().Acquire(m.ctx, m.key(), m.options()...)
+	if err != nil {
+		return is(err)
 	}
-	return value
+	held, id := state(lock, nil), m.object["id"]
+	locks.Store(id, lock)
+	watched, _ := lock.Context(context.Background())
+	context.AfterFunc(watched, func() {
+		say(object{"event": "lost", "lock": id, "why": is(context.Cause(watched))["why"]})
+	})
+	return held
 }
 
-func state(lock *lockkeeper.Lock) object {
-	s := object{"answer": "value", "remaining_us": lock.Remaining().Microseconds(), "lost": nil}
-	var lost *lockkeeper.LostError
-	if errors.As(lock.Err(), &lost) {
-		s["lost"] = lost.Why
-	}
-	return s
+func (m message) info() object {
+	info, err := m.client().Info(m.ctx, m.key())
+	answer := is(err)
+	answer["info"] = info
+	return answer
 }
 
-// is gives the answer to whatever ended with this error; yes is what it is without one.
-func is(yes string, err error) object {
-	var lost *lockkeeper.LostError
-	kind := "unreachable"
-	switch {
-	case err == nil:
-		return object{"answer": yes}
-	case errors.As(err, &lost):
-		return object{"answer": "lost", "why": lost.Why}
-	case errors.Is(err, lockkeeper.ErrBusy):
-		return object{"answer": "busy"}
-	case errors.Is(err, context.Canceled):
-		return object{"answer": "cancelled"}
-	case errors.Is(err, errBody):
-		return object{"answer": "failed", "whose": "body"}
-	case errors.Is(err, lockkeeper.ErrInvalid):
-		kind = "invalid"
-	case errors.Is(err, lockkeeper.ErrRefused):
-		kind = "refused"
-	}
-	return object{"answer": "error", "kind": kind, "text": err.Error()}
-}
-
-func (o object) carryOut(ctx context.Context) object {
-	mu.Lock()
-	client, lock := clients[o.text("client")], locks[o.number("lock")]
-	if strings.Contains("release_after leave drop", o.text("do")) {
-		delete(locks, o.number("lock"))
-	}
-	mu.Unlock()
-	switch what := o.text("do"); what {
-	case "open":
-		opened, err := open(o["place"].(map[string]any), o.text("label"))
-		mu.Lock()
-		defer mu.Unlock()
-		clients[o.text("name")] = opened
-		return is("ok", err)
-	case "acquire":
-		lock, err := client.Acquire(ctx, key(o.text("key")), o.options()...)
-		if err != nil {
-			return is("", err)
+func (m message) run() object {
+	return is(m.client().Do(m.ctx, m.key(), func(ctx context.Context, _ *lockkeeper.Lock) error {
+		if _, err := m.client().TryAcquire(ctx, m.key()); !errors.Is(err, lockkeeper.ErrBusy) {
+			return errors.New("who holds it was not told that it is busy")
 		}
-		id := o.number("id")
-		held := object{"answer": "held", "lock": id, "fence": lock.Fence(), "owner": lock.Owner(),
-			// In this order: whoever is stopped in between must not seem to hold it for longer.
-			"at": now(), "remaining_us": lock.Remaining().Microseconds()}
-		mu.Lock()
-		defer mu.Unlock()
-		locks[id] = lock
-		watched, _ := lock.Context(context.Background())
-		context.AfterFunc(watched, func() {
-			why := is("", context.Cause(watched))["why"]
-			say(object{"event": "lost", "lock": id, "why": why})
-		})
-		return held
-	case "cancel":
-		mu.Lock()
-		defer mu.Unlock()
-		cancels[o.number("of")]()
-	case "upgrade", "downgrade":
-		ask := lock.Upgrade
-		if what == "downgrade" {
-			ask = lock.Downgrade
-		}
-		answer := is("yes", ask(ctx))
-		if answer["answer"] == "yes" {
-			answer["fence"], answer["remaining_us"] = lock.Fence(), lock.Remaining().Microseconds()
-		}
-		return answer
-	case "renew":
-		return is("yes", lock.Renew(ctx))
-	case "extend":
-		return is("yes", lock.Extend(ctx, o.ms("ms")))
-	case "release", "release_after":
-		return is("yes", lock.ReleaseAfter(ctx, o.ms("ms")))
-	case "leave":
-		lock.Leave()
-	case "drop", "drop_many":
-		mu.Lock()
-		defer mu.Unlock()
-		crowd = nil
-		defer collect()
-	case "remaining":
-		return state(lock)
-	case "info":
-		info, err := client.Info(ctx, key(o.text("key")))
-		answer := is("value", err)
-		if answer["value"] = nil; info != nil {
-			holders := []string{}
-			for _, holder := range info.Holders {
-				holders = append(holders, holder.Owner)
-			}
-			answer["value"] = object{"owner": unlessZero(info.Owner), "fence": unlessZero(info.Fence), "waiters": info.Waiters,
-				"limit": unlessZero(info.Limit), "holding": info.Holding, "holders": holders}
-		}
-		return answer
-	case "run":
-		return o.run(ctx, client)
-	case "many":
-		return o.many(ctx, client)
-	case "least":
-		least, lost := time.Duration(1<<62), 0
-		for _, lock := range crowd {
-			if least = min(least, lock.Remaining()); lock.Err() != nil {
-				lost++
-			}
-		}
-		return object{"answer": "value", "remaining_us": least.Microseconds(), "lost": lost}
-	case "block":
-		for end := time.Now().Add(o.ms("ms")); time.Now().Before(end); {
-			if o.text("how") == "sleep" {
-				_ = unix.Nanosleep(&unix.Timespec{Sec: 1}, nil) // keeps its thread
-			}
-		}
-		states := object{}
-		for id, lock := range locks {
-			states[fmt.Sprint(id)] = state(lock)
-		}
-		return object{"answer": "value", "locks": states}
-	case "settled", "close":
-		if o["limit_ms"] == nil {
-			o["limit_ms"] = 60_000.0
-		}
-		return leave(what, o.ms("limit_ms"))
-	default:
-		return is("", fmt.Errorf("%w: no such message: %s", lockkeeper.ErrInvalid, what))
-	}
-	return object{"answer": "ok"}
-}
-
-// collect drops what nobody refers to, as the collector would some time.
-func collect() {
-	for range 3 {
-		runtime.GC()
-		time.Sleep(5 * time.Millisecond)
-	}
-}
-
-func leave(what string, limit time.Duration) object {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	for _, client := range clients {
-		end := client.Settled
-		if what == "close" {
-			end = client.Close
-		}
-		if end(ctx) != nil {
-			return object{"answer": "no"}
-		}
-	}
-	return object{"answer": "yes"}
-}
-
-func (o object) run(ctx context.Context, client *lockkeeper.Client) (answer object) {
-	defer func() {
-		if recover() != nil {
-			answer = is("", errBody)
-		}
-	}()
-	return is("done", client.Do(ctx, key(o.text("key")), func(ctx context.Context, _ *lockkeeper.Lock) error {
-		tell := func(how string) { say(object{"event": "body", "of": o["id"], "how": how}) }
-		tell("began")
-		if o.text("body") == "nest" {
-			if _, err := client.TryAcquire(ctx, key(o.text("key"))); !errors.Is(err, lockkeeper.ErrBusy) {
-				return fmt.Errorf("nested: %v", err)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			tell("cancelled")
-			return ctx.Err()
-		case <-time.After(o.ms("ms")):
-		}
-		tell("ended")
-		switch o.text("body") {
-		case "fail":
-			return errBody
-		case "panic":
+		say(object{"event": "began", "of": m.object["id"]})
+		defer func() { say(object{"event": "ended", "of": m.object["id"]}) }()
+		atMost, cancel := context.WithTimeout(ctx, m.ms("ms"))
+		defer cancel()
+		<-atMost.Done()
+		if m.text("body") == "panic" {
 			panic(errBody)
 		}
-		return nil
-	}, o.options()...))
-}
-
-func (o object) many(ctx context.Context, client *lockkeeper.Client) object {
-	var group sync.WaitGroup
-	for number := range o.number("count") {
-		group.Add(1)
-		go func() {
-			defer group.Done()
-			if lock, err := client.Acquire(ctx, fmt.Sprint(o.text("prefix"), number), o.options()...); err == nil {
-				mu.Lock()
-				defer mu.Unlock()
-				crowd = append(crowd, lock)
-			}
-		}()
-		if number%100 == 99 {
-			group.Wait()
-		}
-	}
-	group.Wait()
-	return object{"answer": "held", "count": len(crowd)}
+		return map[string]error{"fail": errBody, "return": ctx.Err()}[m.text("body")]
+	}, m.options()...))
 }
 
 func main() {
-	say(object{"hello": "go", "library": "go-redis " + redis.Version(), "version": runtime.Version(), "pid": os.Getpid(),
-		"clock": now(), "can": []string{"cancel", "cancel_at_any_moment", "cancel_body", "drop", "hang_up", "panic"}})
-	lines := bufio.NewScanner(os.Stdin)
-	for lines.Scan() {
-		message := object{}
-		_ = json.Unmarshal(lines.Bytes(), &message)
-		if message.text("how") == "exit" {
-			os.Exit(0)
-		}
-		if message.text("do") == "end" {
-			break
-		}
+	slog.SetLogLoggerLevel(slog.LevelDebug)
+	say(object{"event": "hello", "can": strings.Fields("cancel cancel_at_any_moment cancel_body drop hang_up panic")})
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		ctx, cancel := context.WithCancel(context.Background())
-		mu.Lock()
-		cancels[message.number("id")] = cancel
-		mu.Unlock()
-		if message["cancel_after_us"] != nil {
-			time.AfterFunc(time.Duration(message.number("cancel_after_us"))*time.Microsecond, cancel)
-		}
+		told := message{object{}, ctx}
+		_ = json.Unmarshal(lines.Bytes(), &told.object)
+		cancels.Store(told.object["id"], cancel)
 		go func() {
-			answer := message.carryOut(ctx)
-			answer["re"] = message["id"]
-			say(answer)
+			answer := is(errBody)
+			defer func() {
+				_ = recover()
+				answer["re"] = told.object["id"]
+				say(answer)
+			}()
+			answer = messages[told.text("do")](told)
 		}()
 	}
-	leave("close", 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	clients.Range(func(_, client any) bool { return client.(*lockkeeper.Client).Close(ctx) == nil })
 }
