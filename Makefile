@@ -64,9 +64,10 @@ $(TARGET)/conformance/%/ready: clients/conformance/requirements/%.txt | test-nee
 
 # An environment for each Python and client library to be tested with, `PYTHON:LIBRARY==VERSION`. A Python that is not
 # here is left out; python3 always is.
-PYTHON_QUICK := python3:redis==8.1.0 python3:valkey==6.2.0
+PYTHON_NEWEST := $(shell cat clients/conformance/requirements/redis.txt clients/conformance/requirements/valkey.txt)
+PYTHON_QUICK := $(PYTHON_NEWEST:%=python3:%)
 PYTHON_TESTS ?= $(PYTHON_QUICK) python3:redis==5.0.8 python3.9:redis==5.0.8 python3.10:redis==6.4.0 \
-	python3.12:redis==7.4.1 python3.13:redis==8.1.0 python3.13:valkey==6.2.0
+	python3.12:redis==7.4.1 $(PYTHON_NEWEST:%=python3.13:%)
 VALKEY := $(TARGET)/servers/valkey-8.1/redis-server
 
 # $(call test-python,VARIABLES,ENVIRONMENTS)
@@ -80,7 +81,7 @@ test-python-quick: python-needs ## test it on the newest redis-py and valkey-py;
 	$(call test-python,QUICK=1,$(PYTHON_QUICK))
 
 test-python-nightly: python-needs ## test it under gevent and uvicorn
-	$(call test-python,NIGHTLY=1,python3:redis==8.1.0)
+	$(call test-python,NIGHTLY=1,$(firstword $(PYTHON_QUICK)))
 
 python-needs: $(MODULE) $(if $(SERVER),,server-needs)
 	$(call need,python3 -c 'import ensurepip',python3-venv)
