@@ -80,8 +80,9 @@ test-python: python-needs $(if $(SERVER),,$(VALKEY)) ## test the Python helper o
 test-python-quick: python-needs ## test it on the newest redis-py and valkey-py; a part of `make test`
 	$(call test-python,QUICK=1,$(PYTHON_QUICK))
 
-test-python-nightly: python-needs ## test it under gevent and uvicorn
+test-python-nightly: python-needs test-needs $(TARGET)/conformance/gevent/ready ## test it under gevent and uvicorn, all scenarios too
 	$(call test-python,NIGHTLY=1,$(firstword $(PYTHON_QUICK)))
+	$(if $(SERVER),LOCKKEEPER_TEST_SERVER='$(abspath $(SERVER))') cargo test -p lockkeeper-conformance --test suite -- python-gevent
 
 python-needs: $(MODULE) $(if $(SERVER),,server-needs)
 	$(call need,python3 -c 'import ensurepip',python3-venv)

@@ -25,7 +25,7 @@ ASYNC = "--asyncio" in sys.argv
 HELPER = redis_lockkeeper.asyncio if ASYNC else redis_lockkeeper
 LIBRARY = import_module(LIBRARIES[0] + (".asyncio" if ASYNC else ""))
 CLIENT = LIBRARIES[0].capitalize()
-CAN = ["cancel", "drop", "fork", "hang_up"]
+CAN = ["drop", "fork", "hang_up"] + ([] if "gevent" in sys.modules else ["block", "cancel"])
 # An exception that is thrown into a thread while it takes a lock of Python's leaves that lock taken for ever.
 CAN += ["cancel_at_any_moment"] if ASYNC else []
 CAN += ["cancel_body"] if ASYNC and sys.version_info >= (3, 11) else []

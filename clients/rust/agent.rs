@@ -238,7 +238,7 @@ async fn main() {
         .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
         .init();
     say(json!({"event": "hello", "can": [
-        "cancel", "cancel_at_any_moment", "cancel_body", "drop", "fork", "hang_up", "panic",
+        "block", "cancel", "cancel_at_any_moment", "cancel_body", "drop", "fork", "hang_up", "panic",
     ]}));
     let agent: &Agent = Box::leak(Box::default());
     LocalSet::new().run_until(obey(agent)).await;

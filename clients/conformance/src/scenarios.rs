@@ -136,7 +136,7 @@ scenarios! {
         behind_one_address_a_new_master_is_found_after_the_old_one_froze,
     }
     processes {
-        code_that_blocks_loses_nothing,
+        code_that_blocks_loses_nothing ["block"],
         a_forked_child_holds_nothing_and_leaves_its_parent_alone ["fork"],
         a_process_that_was_stopped_past_its_ttl_knows_at_once,
         a_program_that_ends_releases_what_it_holds,

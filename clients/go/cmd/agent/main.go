@@ -227,7 +227,7 @@ func (m message) run() object {
 
 func main() {
 	slog.SetLogLoggerLevel(slog.LevelDebug)
-	say(object{"event": "hello", "can": strings.Fields("cancel cancel_at_any_moment cancel_body drop hang_up panic")})
+	say(object{"event": "hello", "can": strings.Fields("block cancel cancel_at_any_moment cancel_body drop hang_up panic")})
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		ctx, cancel := context.WithCancel(context.Background())
 		told := message{object{}, ctx}
