@@ -1,6 +1,7 @@
 """What the lock for threads promises on a server that is well."""
 
 import itertools
+import linecache
 import logging
 import pickle
 import signal
@@ -428,35 +429,76 @@ def test_interrupted_at_any_moment_it_leaves_neither_lock_nor_place(client, monk
     eventually(lambda: held.info().waiters == 0, "no place is left")
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="an exception may come between storing it and returning, too")
-def test_interrupted_at_any_line_the_lock_object_holds_nothing(client):
-    lock, lines = Lock(client, "book"), 0
+def interrupted_at(lines, modules, bearing_none, work):
+    """Whether an exception ended the work before so many lines of these modules had run."""
 
     def trace(frame, event, argument):
         nonlocal lines
-        # Not where a mutex is left, for which there is a line but no moment; nor the last step, when the caller has it.
-        modules = ("lock.py", "acquisition.py", "exchange.py")
-        if not frame.f_code.co_filename.endswith(modules) or frame.f_code.co_name == "_acquired":
+        code = frame.f_code
+        if not code.co_filename.endswith(modules) or code.co_name in bearing_none:
             return None
-        if event == "line":
+        # Where a mutex is left there is a line once more, but no moment.
+        if event == "line" and not linecache.getline(code.co_filename, frame.f_lineno).lstrip().startswith("with "):
             lines -= 1
             if lines == 0:
                 raise Interrupted
         return trace
 
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="an exception may come between storing it and returning, too")
+def test_interrupted_at_any_line_the_lock_object_holds_nothing(client):
+    lock, modules = Lock(client, "book"), ("lock.py", "acquisition.py", "exchange.py")
     for count in itertools.count(1):
-        lines, before = count, sys.gettrace()
-        sys.settrace(trace)
-        try:
-            assert lock.acquire(blocking=False)
+        # But for the last step, when the caller has it.
+        if not interrupted_at(count, modules, ["_acquired"], lambda: lock.acquire(blocking=False)):
             break
-        except Interrupted:
-            assert lock.local.token is None
-        finally:
-            sys.settrace(before)
+        assert lock.local.token is None
         assert redis_lockkeeper.settled(20)
         assert client.get("book") is None
     assert count > 100
+
+
+def test_a_release_that_is_interrupted_at_any_line_is_carried_out(client):
+    modules = ("lock.py", "acquisition.py", "exchange.py", "watchdog.py")
+    for count in itertools.count(1):
+        lock = Lock(client, "book", timeout=300)
+        lock.acquire()
+        more = interrupted_at(count, modules, [], lock.release)
+        # The lock object, if it was interrupted before anything was done.
+        del lock
+        assert redis_lockkeeper.settled(20), count
+        assert client.get("book") is None
+        if not more:
+            break
+    assert count > 100
+
+
+def test_the_end_of_a_block_that_is_interrupted_at_any_line_leaves_the_object_free(client):
+    lock = Lock(client, "book", timeout=300)
+
+    def end():
+        lock.__exit__(None, None, None)
+
+    for count in itertools.count(1):
+        lock.__enter__()
+        # But for the first steps, when nothing is done yet.
+        more = interrupted_at(count, ("lock.py", "watchdog.py"), ["end", "__exit__", "_run", "_leaving"], end)
+        assert lock.local.token is None
+        assert redis_lockkeeper.settled(20), count
+        assert client.get("book") is None
+        if not more:
+            break
+    assert count > 50
 
 
 def test_a_dropped_lock_is_released_even_if_its_finaliser_was_interrupted(client, monkeypatch):

@@ -48,7 +48,10 @@ class Tenure:
 
     def __del__(self) -> None:
         # In a forked child nobody hears of it.
-        if hasattr(self, "entry") and not self.entry.lease.given_up and not self.concluded:
+        if not hasattr(self, "entry"):
+            return
+        held = not self.entry.lease.given_up and not self.concluded
+        if held or self.entry.attempted is not None:
             self.entry.abandon()
 
     @property

@@ -214,6 +214,9 @@ class Base:
         """
         # It may be left by another than has entered it, as a generator is that is closed elsewhere.
         who = who if who in self._entered else next(iter(self._entered))
+        # An exception may be thrown anywhere: what is kept by neither is released when this frame drops it.
+        if self.local.tenure is self._entered[who][-1]:
+            self.local.tenure = None
         tenure = self._entered[who].pop()
         if not self._entered[who]:
             del self._entered[who]

@@ -107,6 +107,8 @@ class Entry:
         self.sharing_in_doubt = False
         #: What the last attempt to give it up came to.
         self.answer = Answer.FAILED
+        #: The attempt to give it up that its holder makes itself, until it is answered.
+        self.attempted: Optional[int] = None
         #: Who waits for the end.
         self.ending: list[Future[None]] = []
 
@@ -149,17 +151,18 @@ class Entry:
         `answered`; None if there is nothing to be sent.
         """
         with _mutex:
-            at = now()
+            # From here on an exception may be thrown anywhere: whoever drops the tenure hands it over.
+            self.attempted = at = now()
             self.lease.give_up(not_before, at)
-            self.at = None
             self._fail_renewals(Lost.GONE)
             action = self.lease.next(at)
             if isinstance(action, Sleep) and action.until == at + 1:
-                at += 1
+                self.attempted = at = at + 1
                 action = self.lease.next(at)
             command = self._command(action)
             if command is None:
                 self._end()
+                self.attempted = None
                 return None
             return at, command
 
@@ -173,11 +176,22 @@ class Entry:
             self.answer = answer
             if answer is not Answer.FAILED:
                 self._end()
+                self.attempted = None
                 return None
             ended = _running()
             self.ending.append(ended)
             self.watchdog._take(self, at)
+            self.attempted = None
         return ended
+
+    def forsake(self, at: int) -> None:
+        """Its holder is gone, and with it the attempt to give it up, if it was interrupted in one."""
+        self.lease.give_up(0, at)
+        if self.attempted is not None:
+            self.lease.answered(self.attempted, Answer.FAILED, at)
+            # Nothing has gone wrong with the server.
+            self.lease.renew_now(at)
+            self.attempted = None
 
     def leave(self) -> None:
         """Forgets it; it lapses by itself."""
@@ -374,7 +388,7 @@ class Watchdog:
         with suppress(Empty):
             while True:
                 entry = self._abandoned.get_nowait()
-                entry.lease.give_up(0, at)
+                entry.forsake(at)
                 with suppress(UnreachableError):
                     # One that was lost long ago has outlived the thread.
                     entry.watchdog._take(entry, at)
@@ -392,7 +406,7 @@ class Watchdog:
                 return
         if entry.holder is not None and entry.holder() is None:
             # Its finaliser has not said so: Python drops what a signal raises in one, and with it the rest of it.
-            entry.lease.give_up(0, at)
+            entry.forsake(at)
         while True:
             action = entry.lease.next(at)
             if isinstance(action, Lose):
