@@ -46,6 +46,18 @@ def test_a_lock_is_held_renewed_and_released(in_loop, client):
     assert client.get("book") is None
 
 
+def test_the_event_of_a_loss_may_be_asked_for_in_another_thread(in_loop):
+    """Before Python 3.10 an event is made in the thread of its loop only."""
+
+    async def body(redis):
+        lock = Lock(redis, "book", thread_local=False)
+        await lock.acquire()
+        event = lock.lost
+        assert await asyncio.get_running_loop().run_in_executor(None, lambda: lock.lost) is event
+
+    in_loop(body)
+
+
 def test_a_blocked_loop_loses_no_lock(in_loop, client):
     async def body(redis):
         async with Lock(redis, "book", timeout=3) as lock:

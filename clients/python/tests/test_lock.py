@@ -3,6 +3,7 @@
 import itertools
 import linecache
 import logging
+import math
 import pickle
 import signal
 import sys
@@ -216,6 +217,10 @@ def test_a_wait_ends_in_time_and_leaves_no_place(client):
     assert not Lock(client, "book").acquire(blocking_timeout=0.3)
     assert 0.3 <= time.monotonic() - started < 3
     assert first.info().waiters == 0
+
+
+def test_a_wait_may_be_infinite(client):
+    assert Lock(client, "book", blocking_timeout=math.inf).acquire()
 
 
 def test_one_object_is_shared_by_threads_each_with_its_own_tenure(client):

@@ -170,6 +170,29 @@ atexit.register(last)
     assert client.get("book") is None
 
 
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="no isolated interpreters by this name before")
+def test_an_isolated_interpreter_is_refused_since_it_can_start_no_daemon_thread(server, client):
+    inside = """
+try:
+    Lock(client, "book").acquire()
+except redis_lockkeeper.UnreachableError as error:
+    assert "no watchdog can be started" in str(error), error
+else:
+    raise AssertionError("it was granted")
+"""
+    said = run(
+        f"""
+import _interpreters, sys
+other = _interpreters.create("isolated")
+same = f"import sys; sys.path[:], sys.argv = {{sys.path}}, {{sys.argv}}"
+print(_interpreters.exec(other, same + {PRELUDE + inside!r}))
+""",
+        server.port,
+    )
+    assert said == "None\n"
+    assert client.get("book") is None
+
+
 def test_a_busy_interpreter_still_renews(server, client):
     """The GIL is let go every 5 ms."""
     said = run(

@@ -2,7 +2,9 @@
 
 import asyncio
 import importlib
+import socket
 import subprocess
+import time
 
 import pytest
 
@@ -181,6 +183,37 @@ def raw_owns(server, key):
         return bool(raw(server, "EXISTS", key))
     except Exception:
         return False
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_cluster_that_is_not_there_is_unreachable_in_time(silent):
+    """A client for asyncio learns the map when it is first used."""
+
+    async def main(port):
+        lock = AsyncLock(AsyncCluster(host="127.0.0.1", port=port), "book", blocking_timeout=0.5)
+        start = time.monotonic()
+        with pytest.raises(redis_lockkeeper.UnreachableError, match="the map of the cluster"):
+            await lock.acquire()
+        assert 0.45 < time.monotonic() - start < 2
+        # Nor does a wait that is cancelled say anything else.
+        waiting = asyncio.ensure_future(lock.acquire(blocking_timeout=20))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    with socket.create_server(("127.0.0.1", 0)) as nobody_accepts:
+        asyncio.run(main(nobody_accepts.getsockname()[1] if silent else free_port()))
+
+
+@pytest.mark.long
+def test_a_client_that_knows_no_slot_of_its_cluster_says_so_at_once(nodes):
+    client = Cluster(host="127.0.0.1", port=nodes[0].port)
+    client.nodes_manager.slots_cache.clear()
+    start = time.monotonic()
+    with pytest.raises(redis_lockkeeper.UnreachableError, match="no node is known"):
+        Lock(client, "book").acquire(blocking=False)
+    assert time.monotonic() - start < 3
 
 
 @pytest.mark.long

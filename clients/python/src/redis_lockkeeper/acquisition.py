@@ -12,10 +12,10 @@ from . import replies
 from .clock import now
 from .connections import Place
 from .errors import InvalidError, RefusedError, UnreachableError
-from .exchange import BackOff, Steps, ask, wait
+from .exchange import BackOff, Learn, Steps, ask, wait
 from .lease import LONGEST_ATTEMPT, MAX_TTL, MILLISECOND, MIN_TTL, SECOND, Answer, Lease, Lost, Terms
 from .replies import EXCLUSIVE, Key
-from .watchdog import Entry, give_up_in_doubt
+from .watchdog import Entry, give_up_in_doubt, watchdog_of
 
 #: How long the server may take, after a wait is over, to say so before we say it ourselves. The rest of the
 #: 100 ms in which a wait returns is for a busy machine.
@@ -75,11 +75,13 @@ class Tenure:
         return self.entry.lease.lost or (None if self.remaining() else Lost.EXPIRED)
 
     def lost_event(self, kind: type[_T]) -> _T:
-        # In one step: of two threads that ask at once, each would have its own.
-        event: _T = self.__dict__.setdefault("event", kind())
+        if self.event is None:
+            # In one step: of two threads that ask at once, each would have its own.
+            self.__dict__.setdefault("event", kind())
         # A loss before that was told to nobody.
         if self.lost() is not None:
             self.event.set()
+        event: _T = self.event
         return event
 
     def tell_lost(self) -> None:
@@ -157,9 +159,12 @@ def acquisition(
             tries += 1
             undo = replies.release(key, owner)
             # A refused command changed nothing: what is in doubt then is what was before.
-            doubted, in_doubt, trouble, waiting = in_doubt, True, None, False
+            doubted, trouble, waiting = in_doubt, None, False
             try:
-                sent_at = now()
+                if not place.is_known():
+                    yield Learn(until(now() + LONGEST_ATTEMPT))
+                watchdog_of(place.route(key)[0]).start()
+                in_doubt, sent_at = True, now()
                 command = replies.acquire(key, owner, ttl, limit)
                 reply, _ = yield from ask(place, key, command, until(sent_at + LONGEST_ATTEMPT), undo, min_replicas)
                 fence = replies.read_fence(reply)
@@ -208,7 +213,8 @@ def acquisition(
                 elif not few and (isinstance(error, RefusedError) or not error.sent):
                     in_doubt = doubted
                 # One that was never there is most likely a wrong address: worth a wait that ends, no more.
-                bounded = isinstance(error, UnreachableError) and deadline is not None and not one_try
+                may_come = isinstance(error, UnreachableError) and error.may_come
+                bounded = may_come and deadline is not None and not one_try
                 if not (error.passing or bounded) or (one_try and (few or tries == 2)):
                     raise
             at = now() + back_off

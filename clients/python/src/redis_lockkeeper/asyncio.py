@@ -21,7 +21,7 @@ from .acquisition import Tenure
 from .clock import now
 from .connections import ClusterPlace
 from .errors import InvalidError, UnreachableError
-from .exchange import Dial, Outcome, Reply, Steps
+from .exchange import Dial, Learn, Outcome, Reply, Steps
 from .lease import SECOND, Lost
 from .lock import Base
 from .replies import EXCLUSIVE, SHARED, Info
@@ -94,6 +94,8 @@ class Lock(Base):
 
     def _listener(self, tenure: Tenure) -> Callable[[Lost], None]:
         loop, held, on_lost = asyncio.get_running_loop(), weakref.ref(tenure), self.on_lost
+        # Before Python 3.10 it is made in its loop only.
+        tenure.event = asyncio.Event()
 
         def tell(why: Lost) -> None:
             tenure = held()
@@ -153,10 +155,8 @@ class Lock(Base):
 
     async def _run(self, steps: Steps[_T]) -> _T:
         """Waits for what the steps want to wait for, in the loop."""
-        if self.local.tenure is None and isinstance(self._place, ClusterPlace):
-            # The map of the cluster is its client's.
+        if isinstance(self._place, ClusterPlace):
             self._place.loop = asyncio.get_running_loop()
-            await self.redis.initialize()
         try:
             step = next(steps)
             while True:
@@ -166,6 +166,8 @@ class Lock(Base):
                         result = await _replied(step)
                     elif isinstance(step, Dial):
                         result = await _dialled(step)
+                    elif isinstance(step, Learn):
+                        await self._learn(step.until)
                     elif isinstance(step, Outcome):
                         limit = None if step.until is None else max(0, step.until - now()) / SECOND
                         future = asyncio.wrap_future(step.future)
@@ -183,6 +185,17 @@ class Lock(Base):
             return value
         finally:
             steps.close()
+
+    async def _learn(self, until: int) -> None:
+        """The map of a cluster is its client's."""
+        try:
+            await asyncio.wait_for(self.redis.initialize(), max(0, until - now()) / SECOND)
+        except Exception as error:
+            unknown = UnreachableError(
+                f"the map of the cluster cannot be had: {str(error) or 'nobody answered in time'}"
+            )
+            unknown.passing = unknown.sent = False
+            raise unknown from error
 
 
 async def _replied(step: Reply) -> bool:

@@ -179,6 +179,10 @@ class Place:
         #: Whether LOCK.INFO was refused, so that nobody asks it again and again.
         self.info_refused = False
 
+    def is_known(self) -> bool:
+        """Whether the client knows where they live."""
+        return True
+
     def route(self, key: Key) -> tuple[Node, bool]:
         """The node that answers for this key now, and whether it wants to hear ASKING first."""
         assert self._node is not None
@@ -204,6 +208,11 @@ class ClusterPlace(Place):
         self._refreshing = threading.Lock()
         #: The event loop that the client lives in.
         self.loop: Any = None
+
+    def is_known(self) -> bool:
+        # One for asyncio asks when it is first used, one for threads when it is made.
+        client = self._client()
+        return not self._asynchronous or client is None or bool(client.nodes_manager.slots_cache)
 
     def _slot(self, key: Key) -> int:
         slot: int = self._key_slot(key.encode() if isinstance(key, str) else bytes(key))

@@ -94,6 +94,9 @@ class UnreachableError(_ConnectionError):
     #: Whether it may be reached in a moment: a server that never was is most likely a wrong address.
     passing = True
 
+    #: Whether it is worth a wait that ends.
+    may_come = True
+
 
 class RefusedError(_ResponseError):
     """The server answered with an error, kept here as it came: `CODE what was wrong`."""

@@ -19,6 +19,12 @@ from .replies import Command, Key
 from .watchdog import watchdog_of
 
 
+class Learn(NamedTuple):
+    """Wait until the client knows the map of its cluster."""
+
+    until: int
+
+
 class Dial(NamedTuple):
     """Wait for a fresh connection to the node, and get it."""
 
@@ -47,7 +53,7 @@ class BackOff(NamedTuple):
 
 
 _T = TypeVar("_T")
-Steps = Generator[Union[Dial, Reply, Outcome, BackOff], Any, _T]
+Steps = Generator[Union[Learn, Dial, Reply, Outcome, BackOff], Any, _T]
 
 
 class OutOfTime(Exception):
@@ -63,6 +69,8 @@ def ask(
     Raises:
         UnreachableError, RefusedError
     """
+    if not place.is_known():
+        yield Learn(until)
     node, asking = place.route(key)
     commands: list[Command] = [("ASKING",)] * asking + [command]
     if min_replicas:

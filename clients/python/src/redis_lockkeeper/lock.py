@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -30,7 +31,6 @@ from .errors import (
 from .exchange import BackOff, Dial, Outcome, Reply, Steps, ask
 from .lease import FURTHEST, LONGEST_ATTEMPT, SECOND, Answer, Lost, Terms
 from .replies import EXCLUSIVE, SHARED, Command, Holder, Info, Key
-from .watchdog import watchdog_of
 
 logger = logging.getLogger("redis_lockkeeper")
 
@@ -176,9 +176,8 @@ class Base:
         patience: Optional[int] = 0
         if self.blocking if blocking is None else blocking:
             limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-            patience = None if limit is None else max(0, micros(limit, "blocking_timeout"))
+            patience = None if limit in (None, math.inf) else max(0, micros(limit, "blocking_timeout"))
         name = bytes(self.name) if isinstance(self.name, memoryview) else self.name
-        watchdog_of(self._place.route(name)[0]).start()
         tenure = yield from acquisition(
             self._place, name, label, self._terms(), patience, self.min_replicas, self.limit
         )

@@ -308,8 +308,8 @@ class Watchdog:
         bell = socket.socketpair()
         for each in bell:
             each.setblocking(False)
-        thread = threading.Thread(target=self._run, args=(bell,), name="lockkeeper", daemon=True)
         try:
+            thread = threading.Thread(target=self._run, args=(bell,), name="lockkeeper", daemon=True)
             self._thread, self._bell, self._looks_at = thread, bell, 0
             _watchdogs.add(self)
             thread.start()
@@ -317,7 +317,9 @@ class Watchdog:
             # Interrupted, it may run or not, or hang: another will be started.
             self._thread = self._bell = None
             if isinstance(error, RuntimeError):
-                raise UnreachableError(f"no watchdog can be started: {error}") from error
+                nothing = UnreachableError(f"no watchdog can be started: {error}")
+                nothing.passing = nothing.sent = nothing.may_come = False
+                raise nothing from error
             raise
 
     def _take(self, entry: Entry, at: int) -> None:
