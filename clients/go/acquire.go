@@ -269,11 +269,12 @@ func (a *acquisition) wait(parent context.Context) (fence int64, err error) {
 	if a.deadline != forever {
 		limit, until = a.deadline-now(), a.deadline+overtime
 	}
-	to, err := a.client.place.route(ctx, a.key)
+	soon := min(until, now()+longestAttempt)
+	to, err := a.client.place.route(ctx, a.key, soon)
 	if err != nil {
 		return 0, err
 	}
-	c, err := to.node.connect(ctx, min(until, now()+longestAttempt))
+	c, err := to.node.connect(ctx, soon)
 	if err != nil {
 		return 0, err
 	}
@@ -352,7 +353,7 @@ func (a *acquisition) probe(ctx context.Context, node *node, limit int64) error 
 	if err != nil {
 		return err
 	}
-	to, err := c.place.route(ctx, a.key)
+	to, err := c.place.route(ctx, a.key, now()+limit)
 	if err != nil {
 		return err
 	}
@@ -370,7 +371,7 @@ func (c *Client) ask(
 	ctx context.Context, key string, until int64, minReplicas int, undo command, commands ...command,
 ) (replies []*redis.Cmd, err error) {
 	for range mostRedirects {
-		to, err := c.place.route(ctx, key)
+		to, err := c.place.route(ctx, key, until)
 		if err != nil {
 			return nil, err
 		}

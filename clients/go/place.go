@@ -305,6 +305,7 @@ type place struct {
 	cluster *redis.ClusterClient
 
 	infoRefused atomic.Bool // LOCK.INFO was, so nobody asks it again and again
+	isMapKnown  atomic.Bool // of the cluster, to the client
 
 	mu        sync.Mutex
 	nodes     map[string]*node
@@ -357,7 +358,7 @@ func (p *place) nodeAt(options *redis.Options, addr string) *node {
 }
 
 // route gives the node that answers for the key now, and whether it wants to hear ASKING first.
-func (p *place) route(ctx context.Context, key string) (redirect, error) {
+func (p *place) route(ctx context.Context, key string, until int64) (redirect, error) {
 	if p.single != nil {
 		return redirect{node: p.single}, nil
 	}
@@ -368,12 +369,41 @@ func (p *place) route(ctx context.Context, key string) (redirect, error) {
 	if ok {
 		return to, nil
 	}
-	master, err := p.cluster.MasterForKey(ctx, key)
+	master, err := p.masterOf(ctx, key, until)
 	if err != nil {
 		return redirect{}, &failure{error: unreachable("the cluster", err), unsent: true, noServer: true}
 	}
 	options := master.Options()
 	return redirect{node: p.nodeAt(options, options.Addr)}, nil
+}
+
+// masterOf asks the client, which asks its nodes when it is first used, and takes its own time for that.
+func (p *place) masterOf(ctx context.Context, key string, until int64) (*redis.Client, error) {
+	if p.isMapKnown.Load() {
+		return p.cluster.MasterForKey(ctx, key)
+	}
+	type answer struct {
+		master *redis.Client
+		err    error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		master, err := p.cluster.MasterForKey(context.WithoutCancel(ctx), key)
+		if err == nil {
+			p.isMapKnown.Store(true)
+		}
+		answered <- answer{master, err}
+	}()
+	timer := after(until)
+	defer timer.Stop()
+	select {
+	case a := <-answered:
+		return a.master, a.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-timer.C:
+		return nil, errors.New("no node tells its map in time")
+	}
 }
 
 // failed: a node could not answer for this key. Next time it may be another.

@@ -1,6 +1,7 @@
 package lockkeeper
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -178,6 +179,26 @@ func startCluster(t *testing.T, nodes int) []*server {
 		})
 	}
 	return all
+}
+
+func TestAClusterThatIsNotThereIsUnreachableInTime(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts, and says nothing
+	mustErr(t, err, nil)
+	defer silent.Close()
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{silent.Addr().String()}})
+	defer rdb.Close()
+	client := clientOf(t, rdb)
+	start := time.Now()
+	_, err = client.Acquire(ctx, "book", WithWait(300*time.Millisecond))
+	mustErr(t, err, ErrUnreachable)
+	limited, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	_, err = client.Acquire(limited, "book")
+	mustErr(t, err, context.DeadlineExceeded)
+	// go-redis takes 5 s for each.
+	if took := time.Since(start); took < 600*time.Millisecond || took > 3*time.Second {
+		t.Errorf("both took %v", took)
+	}
 }
 
 func TestALockOfAClusterMovesWithItsSlot(t *testing.T) {

@@ -188,7 +188,7 @@ func (c *Client) attend(e *entry, at int64, batches map[route]*batch) {
 			if next.verb == renew && !e.lease.isGivenUp() {
 				e.endsAt.Store(e.lease.endsAt)
 			}
-			to, err := c.place.route(context.Background(), e.key)
+			to, err := c.place.route(context.Background(), e.key, next.at)
 			if err != nil {
 				c.answered(e, at, failed, err)
 				continue
