@@ -3,6 +3,7 @@
     python_locks.py VARIANT URL CLIENTS HOLD PAUSE LENGTH              clients are threads
     python_locks.py VARIANT URL CLIENTS HOLD PAUSE LENGTH processes    or processes
     python_locks.py VARIANT URL pairs PAIRS                            acquire and release of a free lock
+    python_locks.py VARIANT URL handovers COUNT                        one holds, one waits: how long until it has it
     python_locks.py VARIANT URL kept LOCKS SECONDS                     so many locks are held for so long
     python_locks.py VARIANT URL killed TTL SECONDS                     all places are held by who is killed: how many
                                                                        are free so long after, and the last when
@@ -15,8 +16,9 @@ import json
 import multiprocessing
 import os
 import random
-import sys
 import signal
+import statistics
+import sys
 import threading
 import time
 import uuid
@@ -56,12 +58,19 @@ class Commands:
 
     def __init__(self, url):
         self.client = redis.Redis.from_url(url, socket_timeout=None)
+        self.owner = str(uuid.uuid4())
 
     def acquire(self):
-        self.client.execute_command("LOCK.ACQUIRE", "lock", "owner", TTL * 1000)
+        self.client.execute_command("LOCK.ACQUIRE", "lock", self.owner, TTL * 1000)
 
     def release(self):
-        self.client.execute_command("LOCK.RELEASE", "lock", "owner")
+        self.client.execute_command("LOCK.RELEASE", "lock", self.owner)
+
+
+class WaitByCommands(Commands):
+    def acquire(self):
+        while not self.client.execute_command("LOCK.ACQUIRE", "lock", self.owner, TTL * 1000, "WAIT", 3600000):
+            pass
 
 
 class PythonRedisLock:
@@ -149,6 +158,7 @@ VARIANTS = {
     "redis-py-asyncio": redis_py_asyncio,
     "python-redis-lock": PythonRedisLock,
     "commands": Commands,
+    "wait-by-commands": WaitByCommands,
     "helper": Helper,
     "helper-asyncio": helper_asyncio,
     "place-of-helper": PlaceOfHelper,
@@ -265,6 +275,33 @@ def pairs(make, url, count):
     return {name: (b - a) / count for name, a, b in zip(names, before, after)}
 
 
+def handover(holder, waiter):
+    """Milliseconds from the release of one to the grant of the other, who has waited for 10 to 110, so that no poller is
+    in step."""
+    granted = None
+
+    def wait():
+        nonlocal granted
+        waiter.acquire()
+        granted = time.perf_counter()
+        waiter.release()
+
+    holder.acquire()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(random.uniform(0.01, 0.11))
+    released = time.perf_counter()
+    holder.release()
+    thread.join()
+    return 1e3 * (granted - released)
+
+
+def handovers(make, url, count):
+    one, other = make(url), make(url)
+    handover(one, other)
+    return {"p50": statistics.median(handover(one, other) for _ in range(int(count)))}
+
+
 def kept(_, url, count, seconds):
     client = redis.Redis.from_url(url)
     locks = [redis_lockkeeper.Lock(client, f"kept:{number}", timeout=TTL) for number in range(int(count))]
@@ -310,7 +347,7 @@ def killed(make, url, ttl, seconds):
 
 
 variant, url, *words = sys.argv[1:]
-modes = {"pairs": pairs, "kept": kept, "killed": killed}
+modes = {"pairs": pairs, "handovers": handovers, "kept": kept, "killed": killed}
 mode = modes[words.pop(0)] if words[0] in modes else turns
 print(json.dumps(mode(VARIANTS[variant], url, *words)))
 sys.stdout.flush()
