@@ -147,7 +147,7 @@ fn a_list_whose_leases_have_all_ended_is_nobodys_and_keeps_set_nx_out_until_the_
     let server = Server::start();
     let mut redis = server.connect();
     for kept in ["PERSIST k", "PEXPIRE k 100000"] {
-        let before = granted(&mut redis, "LOCK.ACQUIRE k ann 30 LIMIT 2");
+        let before = granted(&mut redis, "LOCK.ACQUIRE k ann 300 LIMIT 2");
         assert_eq!(run(&mut redis, kept), YES);
         eventually("the lease has ended", || {
             ask!(redis, "LOCK.INFO", "k") == NULL
