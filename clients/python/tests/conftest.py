@@ -1,5 +1,6 @@
 """A real server with the module for every test, and a proxy that does what networks do."""
 
+import gc
 import importlib
 import os
 import random
@@ -194,6 +195,8 @@ def server(shared_server):
 def own_server():
     server = Server()
     yield server
+    # A lock that a test has left in a cycle would keep its thread for others to see.
+    gc.collect()
     close(5)
     server.end()
 

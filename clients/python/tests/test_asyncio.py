@@ -54,6 +54,7 @@ def test_the_event_of_a_loss_may_be_asked_for_in_another_thread(in_loop):
         await lock.acquire()
         event = lock.lost
         assert await asyncio.get_running_loop().run_in_executor(None, lambda: lock.lost) is event
+        await lock.release()
 
     in_loop(body)
 
