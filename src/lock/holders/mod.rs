@@ -8,7 +8,7 @@
 //! milliseconds since 1970, the length of the owner in bytes. The key ends with the latest of them. One holder
 //! that allows no company is no list but `<fence>:<owner>`, as [`lock::write`](super::write) makes it.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use super::{Fence, MAX_OWNER, Owner, digits, write};
 use crate::time::{UnixMs, UnixUs};
@@ -27,11 +27,19 @@ const LIMIT: Range<usize> = 34..38;
 const WEIGHT: Range<usize> = 39..43;
 const LENGTH: Range<usize> = 44..47;
 
+// What they can be; who is alone has no list.
+const FENCES: RangeInclusive<Sixteen> =
+    Sixteen::of(*b"0000000000000001")..=Sixteen::of(*b"9007199254740991");
+const LIMITS: RangeInclusive<Four> = Four::of(*b"0002")..=Four::of(*b"1000");
+const WEIGHTS: RangeInclusive<Four> = Four::of(*b"0001")..=Four::of(*b"1000");
+
+const LONGEST_RECORD: usize = HEAD + MAX_OWNER;
+
 /// Fewer bytes are no list: one holder with an owner of one byte.
 const SHORTEST: usize = 1 + HEAD + 1;
 
 /// More bytes are no list that we wrote. It bounds what a forged one costs to read.
-const LONGEST: usize = 1 + Limit::SHARED.0 as usize * (HEAD + MAX_OWNER);
+const LONGEST: usize = 1 + Limit::SHARED.0 as usize * LONGEST_RECORD;
 
 /// The last end that there is room for: in the year 318857.
 const LAST_END: i64 = 9_999_999_999_999_999;
@@ -113,20 +121,24 @@ impl<'l> Record<'l> {
         HEAD + self.owner.len()
     }
 
-    fn fence(&self) -> Fence {
-        Fence(sixteen(&self.head[FENCE]))
+    fn fence(&self) -> Sixteen {
+        Sixteen::of(self.digits(FENCE))
     }
 
-    fn ends_at(&self) -> UnixMs {
-        UnixMs(sixteen(&self.head[END]).cast_signed())
+    fn end(&self) -> Sixteen {
+        Sixteen::of(self.digits(END))
     }
 
-    fn limit(&self) -> Limit {
-        Limit(number(&self.head[LIMIT]) as u16)
+    fn limit(&self) -> Four {
+        Four::of(self.digits(LIMIT))
     }
 
-    fn weight(&self) -> u64 {
-        number(&self.head[WEIGHT])
+    fn weight(&self) -> Four {
+        Four::of(self.digits(WEIGHT))
+    }
+
+    fn digits<const WIDTH: usize>(&self, of: Range<usize>) -> [u8; WIDTH] {
+        *self.head[of].first_chunk().expect("it is as wide")
     }
 
     /// Whether it could be one of ours.
@@ -138,18 +150,18 @@ impl<'l> Record<'l> {
         let bytes = self.head.iter().zip(HEAD_FORM).map(of_form);
         // Not `all`: that would look at one byte after the other.
         bytes.fold(true, |all, one| all & one)
-            && Fence::new(self.fence().0).is_some()
-            && (2..=Limit::SHARED.0).contains(&self.limit().0)
-            && (1..=u64::from(Limit::SHARED.0)).contains(&self.weight())
+            && FENCES.contains(&self.fence())
+            && LIMITS.contains(&self.limit())
+            && WEIGHTS.contains(&self.weight())
             && (1..=MAX_OWNER).contains(&self.owner.len())
     }
 
     fn holder(&self) -> Holder<'l> {
         Holder {
             owner: Owner(self.owner),
-            fence: self.fence(),
-            limit: self.limit(),
-            ends_at: self.ends_at(),
+            fence: self.fence().into(),
+            limit: self.limit().into(),
+            ends_at: self.end().into(),
         }
     }
 }
@@ -164,17 +176,58 @@ fn number(digits: &[u8]) -> u64 {
     digits.iter().fold(0, |sum, byte| 10 * sum + digit(byte))
 }
 
-/// The same of sixteen digits, which most of a list is: in each half four pairs at once, then two pairs of them, then
-/// one.
-fn sixteen(digits: &[u8]) -> u64 {
-    let half = |at| {
-        let half: [u8; 8] = *digits[at..].first_chunk().expect("there are sixteen");
-        let ones = u64::from_le_bytes(half) & 0x0f0f_0f0f_0f0f_0f0f;
-        let twos = (10 * ones + (ones >> 8)) & 0x00ff_00ff_00ff_00ff;
-        let fours = (100 * twos + (twos >> 16)) & 0x0000_ffff_0000_ffff;
-        (10_000 * fours + (fours >> 32)) & 0xffff_ffff
-    };
-    100_000_000 * half(0) + half(8)
+/// A number as it is written, in sixteen digits, the first in the highest byte. So they compare as their numbers do,
+/// and most of a list is never turned into numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Sixteen(u128);
+
+/// The same in four digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Four(u32);
+
+impl Sixteen {
+    const fn of(digits: [u8; 16]) -> Sixteen {
+        Sixteen(u128::from_be_bytes(digits))
+    }
+
+    /// In each half four pairs at once, then two pairs of them, then one.
+    fn number(self) -> u64 {
+        let half = |digits: u64| {
+            let ones = digits & 0x0f0f_0f0f_0f0f_0f0f;
+            let twos = (10 * (ones >> 8) + ones) & 0x00ff_00ff_00ff_00ff;
+            let fours = (100 * (twos >> 16) + twos) & 0x0000_ffff_0000_ffff;
+            (10_000 * (fours >> 32) + fours) & 0xffff_ffff
+        };
+        100_000_000 * half((self.0 >> 64) as u64) + half(self.0 as u64)
+    }
+}
+
+impl Four {
+    const fn of(digits: [u8; 4]) -> Four {
+        Four(u32::from_be_bytes(digits))
+    }
+
+    fn number(self) -> u64 {
+        number(&self.0.to_be_bytes())
+    }
+}
+
+impl From<Sixteen> for Fence {
+    fn from(written: Sixteen) -> Fence {
+        Fence(written.number())
+    }
+}
+
+impl From<Sixteen> for UnixMs {
+    fn from(written: Sixteen) -> UnixMs {
+        UnixMs(written.number().cast_signed())
+    }
+}
+
+impl From<Four> for Limit {
+    fn from(written: Four) -> Limit {
+        Limit(written.number() as u16)
+    }
 }
 
 /// Whether a value of this many bytes can be a list. Shorter ones need not be read, which would change their
@@ -218,25 +271,35 @@ impl Holders {
         if !(SHORTEST..=LONGEST).contains(&value.len()) {
             return None;
         }
-        let (mut highest, mut some_ended, mut count) = (None, false, 0);
+        let (mut highest, mut first_end) = (Sixteen::of([b'0'; 16]), Sixteen::of([b'9'; 16]));
+        let mut count = 0;
         let mut rest = &value[1..];
         while !rest.is_empty() {
             let (record, after) = Record::split(rest).filter(|(of, _)| of.is_well_formed())?;
-            // A fence that cannot be ours must not hide the highest of those that can.
-            if record.fence().is_at_most_a_day_ahead(now) {
-                highest = highest.max(Some(record.fence()));
-            }
-            some_ended |= record.ends_at() < now.ms();
+            highest = highest.max(record.fence());
+            first_end = first_end.min(record.end());
             count += 1;
             rest = after;
         }
         if count > Limit::SHARED.0 {
             return None;
         }
-        let list = value.to_vec();
-        let mut holders = Holders { list, highest };
-        if some_ended {
-            holders.remove(|record| record.ends_at() < now.ms());
+        let mut list = Vec::with_capacity(value.len() + LONGEST_RECORD);
+        list.extend_from_slice(value);
+        let highest = Fence::from(highest);
+        let mut holders = Holders {
+            list,
+            highest: Some(highest),
+        };
+        // A fence that cannot be ours must not hide the highest of those that can.
+        if !highest.is_at_most_a_day_ahead(now) {
+            let fences = holders.records().map(|record| Fence::from(record.fence()));
+            holders.highest = fences
+                .filter(|fence| fence.is_at_most_a_day_ahead(now))
+                .max();
+        }
+        if UnixMs::from(first_end) < now.ms() {
+            holders.remove(|record| UnixMs::from(record.end()) < now.ms());
         }
         Some(holders)
     }
@@ -272,7 +335,8 @@ impl Holders {
             .records()
             .filter(|record| record.owner != owner.bytes());
         let (weight, least) = others.fold((ONE, limit), |(weight, least), record| {
-            (weight + record.weight(), least.min(record.limit()))
+            let weight = weight + record.weight().number();
+            (weight, least.min(record.limit().into()))
         });
         weight <= u64::from(least.0)
     }
@@ -308,7 +372,7 @@ impl Holders {
 
     /// Takes out what an owner holds under this fence. Returns whether it did.
     pub fn leave_grant(&mut self, owner: Owner, fence: Fence) -> bool {
-        self.remove(|record| record.owner == owner.bytes() && record.fence() == fence)
+        self.remove(|record| record.owner == owner.bytes() && fence == record.fence().into())
     }
 
     fn remove(&mut self, matches: impl Fn(Record) -> bool) -> bool {
@@ -350,25 +414,29 @@ impl Holders {
 
     /// When the first of the leases ends.
     pub fn next_end(&self) -> Option<UnixMs> {
-        self.records().map(|record| record.ends_at()).min()
+        let first = self.records().map(|record| record.end()).min()?;
+        Some(first.into())
     }
 
     /// When the last of the leases ends, and so the key.
     pub fn last_end(&self) -> Option<UnixMs> {
-        self.records().map(|record| record.ends_at()).max()
+        let last = self.records().map(|record| record.end()).max()?;
+        Some(last.into())
     }
 
     /// The smallest of the limits.
     pub fn limit(&self) -> Option<Limit> {
-        self.records().map(|record| record.limit()).min()
+        let least = self.records().map(|record| record.limit()).min()?;
+        Some(least.into())
     }
 
     /// What the key is to hold; none if it is to go.
     pub fn value(self) -> Option<Value> {
         let ends_at = self.last_end()?;
         match Record::split(&self.list[1..]) {
-            Some((only, [])) if only.limit() == Limit::EXCLUSIVE => {
-                Some(Value::exclusive(only.fence(), Owner(only.owner), ends_at))
+            Some((only, [])) if Limit::from(only.limit()) == Limit::EXCLUSIVE => {
+                let owner = Owner(only.owner);
+                Some(Value::exclusive(only.fence().into(), owner, ends_at))
             }
             _ => Some(Value {
                 bytes: self.list,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::time::MAX_INTEGER;
 use proptest::prelude::*;
 
 const NOW: UnixUs = UnixUs(1_800_000_000_000_000);
@@ -99,6 +100,19 @@ fn whatever_is_not_a_list_from_end_to_end_is_none() {
     assert_eq!(Holders::read(good.as_bytes(), NOW), None);
     assert_eq!(Holders::read(b"", NOW), None);
     assert_eq!(Holders::read(b"+", NOW), None);
+}
+
+#[test]
+fn the_smallest_and_the_largest_numbers_are_read() {
+    let list = b"+0000000000000001:0000000000000000:0002:0001:001:a\
+                 9007199254740991:9999999999999999:1000:1000:001:b";
+    let read = Holders::read(list, UnixUs(0)).unwrap();
+    let numbers = |of: Holder| (of.fence.0, of.ends_at.0, of.limit.0);
+    assert_eq!(
+        read.iter().map(numbers).collect::<Vec<_>>(),
+        [(1, 0, 2), (MAX_INTEGER, LAST_END, 1_000)]
+    );
+    assert!(!read.admits(owner("c"), Limit::SHARED));
 }
 
 #[test]
@@ -204,6 +218,9 @@ fn a_fence_more_than_a_day_ahead_does_not_hide_the_highest_of_the_others() {
     ]);
     let read = Holders::read(&forged.value().unwrap().bytes, NOW).unwrap();
     assert_eq!(read.highest(), Some(Fence(NOW.0 + day_us)));
+    let only_forged = holders([holder("forged", NOW.0 + day_us + 1, 3, 10)]);
+    let read = Holders::read(&only_forged.value().unwrap().bytes, NOW).unwrap();
+    assert_eq!(read.highest(), None);
 }
 
 #[test]
