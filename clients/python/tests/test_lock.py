@@ -576,14 +576,15 @@ def test_a_finaliser_takes_no_lock(client):
 
     def collect(lock):
         with watchdog._mutex:
-            lock.local.tenure = None
+            lock.local.tenures.clear()
         done.set()
 
     tenure = lock.local.tenure
     thread = threading.Thread(target=lambda: collect(holder.pop()), daemon=True)
     holder = [Lock(client, "book", thread_local=False)]
-    holder[0].local.tenure = tenure
-    lock.local.tenure = tenure = None
+    holder[0].local.tenures[tenure] = None
+    lock.local.tenures.clear()
+    tenure = None
     thread.start()
     assert done.wait(20), "a deadlock"
     eventually(lambda: client.get("book") is None)

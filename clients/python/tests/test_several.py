@@ -2,6 +2,9 @@
 
 import asyncio
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, contextmanager
 
 import pytest
 
@@ -263,6 +266,121 @@ def test_with_asyncio_the_same_is_awaited(server, client):
 
     asyncio.run(main())
     assert client.get("book") is None
+
+
+def test_a_block_within_a_block_leaves_the_outer_one_held(client):
+    lock = reader(client)
+    with lock:
+        fence = lock.fence
+        with lock:
+            assert lock.fence > fence
+            assert lock.info().holding == 2
+            assert not lock.upgrade()
+        assert lock.check() == lock.fence == fence
+        assert lock.owned()
+        assert lock.upgrade()
+        assert lock.fence > fence
+    assert lock.fence is None
+    assert not client.exists("book")
+
+
+def most_at_once(times, running):
+    """Has `running` called in so many threads, with what counts who is within. Returns how many were at most."""
+    within, most, mutex = 0, 0, threading.Lock()
+
+    @contextmanager
+    def counted():
+        nonlocal within, most
+        with mutex:
+            within += 1
+            most = max(most, within)
+        yield
+        with mutex:
+            within -= 1
+
+    with ThreadPoolExecutor(times) as threads:
+        list(threads.map(running, [counted] * times))
+    return most
+
+
+@pytest.mark.parametrize("thread_local", [True, False])
+def test_threads_that_share_one_object_are_as_many_as_the_limit_allows(client, thread_local):
+    lock = Lock(client, "pool", limit=2, thread_local=thread_local)
+
+    def work(counted):
+        lock.acquire()
+        with counted():
+            assert lock.check() == lock.fence
+            time.sleep(0.05)
+            assert lock.owned()
+        lock.release()
+
+    assert most_at_once(6, work) == 2
+    assert not client.exists("pool")
+
+
+def test_one_object_is_acquired_and_released_as_often_as_there_are_places(client):
+    lock = Lock(client, "pool", limit=3, thread_local=False)
+    fences = []
+    for _ in range(3):
+        assert lock.acquire(blocking=False)
+        fences.append(lock.fence)
+    assert not lock.acquire(blocking=False)
+    assert lock.info().holding == 3
+    for fence in reversed(fences):
+        assert lock.fence == fence
+        lock.release()
+    with pytest.raises(NotHeldError):
+        lock.release()
+    assert not client.exists("pool")
+
+
+def test_who_has_lost_its_place_does_not_release_that_of_another(client):
+    lock = Lock(client, "book", thread_local=False, timeout=0.3, renew=False)
+    lock.acquire()
+    time.sleep(0.4)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lock.acquire).result()
+        with pytest.raises(LockLostError):
+            lock.release()
+        assert other.submit(lock.owned).result()
+        other.submit(lock.release).result()
+    assert lock.fence is None
+
+
+def test_tasks_that_share_one_object_are_as_many_as_the_limit_allows(server, client):
+    within, most = 0, 0
+
+    async def work(lock, block):
+        nonlocal within, most
+        if not block:
+            await lock.acquire()
+        async with lock if block else AsyncExitStack():
+            within += 1
+            most = max(most, within)
+            fence = lock.check()
+            await asyncio.sleep(0.05 + within * 0.02)
+            assert await lock.owned()
+            assert lock.check() == lock.fence == fence, "its own"
+            within -= 1
+        if not block:
+            await lock.release()
+
+    async def main():
+        nonlocal most
+        redis = AsyncClient(port=server.port)
+        lock = AsyncLock(redis, "pool", limit=2)
+        for block in (False, True):
+            most = 0
+            await asyncio.gather(*(work(lock, block) for _ in range(6)))
+            assert most == 2
+            assert not client.exists("pool")
+        await asyncio.create_task(lock.acquire())
+        await lock.release()
+        assert not client.exists("pool"), "what one task has acquired another may release"
+        await redis.aclose()
+
+    asyncio.run(main())
 
 
 def test_cancelled_at_any_moment_a_change_leaves_nothing_behind_the_release(server, client):

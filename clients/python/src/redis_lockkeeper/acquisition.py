@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Hashable
 from typing import Any, Optional, TypeVar
 
 from . import replies
@@ -38,6 +39,9 @@ class Tenure:
     #: Set when it is lost; of the kind that the face has. None until somebody asks for it, as most never do: making one
     #: takes as long as sending a command.
     event: Any = None
+
+    #: Which thread, or which task by a weak reference, has acquired it.
+    who: Hashable = None
 
     def __init__(self, entry: Entry) -> None:
         self.owner = entry.owner
@@ -73,6 +77,10 @@ class Tenure:
     def lost(self) -> Optional[Lost]:
         """The clock is believed before the watchdog, which may not have run for a while."""
         return self.entry.lease.lost or (None if self.remaining() else Lost.EXPIRED)
+
+    def is_nobodys(self) -> bool:
+        """Whether the task that has acquired it is gone."""
+        return isinstance(self.who, weakref.ref) and self.who() is None
 
     def lost_event(self, kind: type[_T]) -> _T:
         if self.event is None:

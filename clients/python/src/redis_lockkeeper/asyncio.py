@@ -11,6 +11,7 @@ import asyncio
 import sys
 import threading
 import weakref
+from collections.abc import Hashable
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
@@ -39,8 +40,8 @@ class Lock(Base):
     had by `client.lock("name", lock_class=Lock)` or `Lock(client, "name", …)`, and used by `async with`.
 
     It is renewed until it is released, so `timeout` is not how long it may be held (`max_hold` is), but how long
-    it outlives a holder that is gone. Settings, methods and errors are those of `redis_lockkeeper.Lock`; besides
-    there is
+    it outlives a holder that is gone. One object may be shared by tasks, each of which holds its own. Settings, methods
+    and errors are those of `redis_lockkeeper.Lock`; besides there is
 
     cancel_on_lost: cancels the body of an `async with` when the lock is lost, which then raises `LockLostError`,
         as `asyncio.timeout` does. From Python 3.11 on.
@@ -53,6 +54,15 @@ class Lock(Base):
             raise InvalidError("cancel_on_lost needs Python 3.11, whose tasks can tell who cancelled them")
         self.cancel_on_lost = cancel_on_lost
         super()._configure(**more)
+
+    @staticmethod
+    def _who() -> Hashable:
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            return None
+        # A task that is kept would keep all that it has.
+        return None if task is None else weakref.ref(task)
 
     async def __aenter__(self) -> Lock:
         """As `__enter__` of the lock for threads."""

@@ -45,21 +45,45 @@ _Self = TypeVar("_Self", bound="Base")
 
 
 class _Local:
-    """What a lock object holds now; of each thread its own, if `thread_local`."""
+    """What a lock object holds now; of each thread its own, if `thread_local`. Where it may be held by several, that
+    is as often as it was acquired: of the threads or tasks that share it, each has what it acquired itself.
+    """
 
-    tenure: Optional[Tenure] = None
     _token: Optional[bytes] = None
+
+    def __init__(self, who: Callable[[], Hashable]) -> None:
+        self._who = who
+        #: In the order of their grants. A dict, in which other threads may put and take meanwhile.
+        self.tenures: dict[Tenure, None] = {}
+
+    @property
+    def tenure(self) -> Optional[Tenure]:
+        """The latest of this thread or task, else of any: what one has acquired, another may release."""
+        tenures = tuple(self.tenures)
+        if len(tenures) > 1:
+            who = self._who()
+            tenures = tuple(each for each in tenures if each.who == who) or tenures
+        return tenures[-1] if tenures else None
+
+    def make_room(self, who: Hashable) -> None:
+        """For one more of this thread or task. What others have lost is kept until they release it, or they would
+        release another's then.
+        """
+        for each in tuple(self.tenures):
+            if each.lost() is not None and (each.who == who or each.is_nobodys()):
+                self.tenures.pop(each, None)
 
     @property
     def token(self) -> Optional[bytes]:
         """The value of the key while it is ours, the owner if others may hold it, too. May be set, to release or extend
         what another process holds.
         """
-        return self.tenure.token if self.tenure is not None else self._token
+        tenure = self.tenure
+        return tenure.token if tenure is not None else self._token
 
     @token.setter
     def token(self, token: Union[bytes, str, None]) -> None:
-        self.tenure = None
+        self.tenures.clear()
         self._token = token.encode() if isinstance(token, str) else token
 
 
@@ -117,7 +141,7 @@ class Base:
         self.raise_on_release_error = raise_on_release_error
         self._configure(**{**self._having, **more})
         self._terms()
-        self.local: _Local = _ThreadLocal() if self.thread_local else _Local()
+        self.local: _Local = (_ThreadLocal if self.thread_local else _Local)(self._who)
         #: What each thread or task has entered by `with`, and not left yet.
         self._entered: dict[Hashable, list[Tenure]] = {}
 
@@ -157,6 +181,11 @@ class Base:
             self._found = place_of(self.redis, asynchronous=self._asynchronous), os.getpid()
         return self._found[0]
 
+    @staticmethod
+    def _who() -> Hashable:
+        """This thread or task."""
+        raise NotImplementedError
+
     def _terms(self) -> Terms:
         return terms_of(self.timeout or DEFAULT_TIMEOUT, self.max_hold, self.renew)
 
@@ -184,6 +213,8 @@ class Base:
         if tenure is not None:
             tenure.entry.on_lost = self._listener(tenure)
             tenure.entry.keep()
+            tenure.who = self._who()
+            self.local.make_room(tenure.who)
             logger.debug("acquired %r as %r, fence %d", name, tenure.owner, tenure.fence)
         return tenure
 
@@ -191,7 +222,7 @@ class Base:
         """The last step of `acquire`: who is interrupted before it drops the tenure, which releases it."""
         if tenure is None:
             return False
-        self.local.tenure = tenure
+        self.local.tenures[tenure] = None
         return True
 
     def _held(self, what: str) -> Tenure:
@@ -204,8 +235,8 @@ class Base:
         """The last step of `with`, as `_acquired`."""
         if tenure is None:
             raise BusyError("Unable to acquire lock within the time specified", self.name)
-        entered = [*self._entered.get(who, ()), tenure]
-        self._entered[who], self.local.tenure = entered, tenure
+        entered, tenures = [*self._entered.get(who, ()), tenure], self.local.tenures
+        self._entered[who], tenures[tenure] = entered, None
 
     def _leaving(self, who: Hashable, *, failed: bool, always: bool = False) -> Steps[None]:
         """Releases what this thread or task has entered last, whatever the lock holds now. The body's exception wins
@@ -213,9 +244,11 @@ class Base:
         """
         # It may be left by another than has entered it, as a generator is that is closed elsewhere.
         who = who if who in self._entered else next(iter(self._entered))
-        # An exception may be thrown anywhere: what is kept by neither is released when this frame drops it.
-        if self.local.tenure is self._entered[who][-1]:
-            self.local.tenure = None
+        # An exception may be thrown anywhere: what is kept by neither is released when this frame drops it. Not by
+        # `pop`, since a call is where one is thrown.
+        last, tenures = self._entered[who][-1], self.local.tenures
+        if last in tenures:
+            del tenures[last]
         tenure = self._entered[who].pop()
         if not self._entered[who]:
             del self._entered[who]
@@ -241,8 +274,7 @@ class Base:
             return
         tenure = tenure or self._held("release")
         self._ours(tenure)
-        if self.local.tenure is tenure:
-            self.local.tenure = None
+        self.local.tenures.pop(tenure, None)
         entry, until = tenure.entry, now() + LONGEST_ATTEMPT
         for wish in list(entry.wishes):
             # Overtaken by the release, it would be granted the lock anew.
@@ -388,7 +420,7 @@ class Base:
     def leave(self) -> None:
         """Stops renewing, and lets the lock lapse by itself."""
         tenure = self._held("leave")
-        self.local.tenure = None
+        self.local.tenures.pop(tenure, None)
         tenure.concluded = True
         if tenure.entry.pid == os.getpid():
             tenure.entry.leave()
@@ -399,10 +431,15 @@ class Lock(Base):
     `client.lock("name", lock_class=Lock)` or `Lock(client, "name", …)`, and used by `with`.
 
     It is renewed until it is released, so `timeout` is not how long it may be held (`max_hold` is), but how long
-    it outlives a holder that is gone. One object may be shared by threads, each of which holds its own.
+    it outlives a holder that is gone. One object may be shared by threads, each of which holds its own, and with a
+    `limit` or `shared` be acquired again, for one more place: what was acquired last is released first.
     """
 
     _asynchronous = False
+
+    @staticmethod
+    def _who() -> Hashable:
+        return threading.get_ident()
 
     def __enter__(self) -> Lock:
         """Acquires it.
