@@ -86,7 +86,7 @@ func (l *Lock) regrantInTime(limit int) error {
 // regrantOnce asks in the same words as the time before, so what was granted unheard is told again.
 func (l *Lock) regrantOnce(ctx context.Context, limit int, until int64) error {
 	e, c := l.e, l.e.client
-	if err := l.Renew(ctx); err != nil {
+	if err := l.renew(ctx, l.extension()); err != nil {
 		return err
 	}
 	asked := acquireCommand(e.key, e.owner, e.lease.terms.ttl, limit)
@@ -110,6 +110,19 @@ func (l *Lock) regrantOnce(ctx context.Context, limit int, until int64) error {
 		c.giveUpInDoubt(e.key, e.owner, settings{terms: e.lease.terms})
 	}
 	return told(c.place.String(), err)
+}
+
+// extension is the ttl with which a renewal leaves an extended lease as long as it is; 0 if the agreed one does.
+func (l *Lock) extension() int64 {
+	e, c := l.e, l.e.client
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	terms := e.lease.terms
+	left := e.lease.endsAt + terms.margin() - now()
+	if left <= counted(terms.ttl) || e.lease.extension != 0 {
+		return 0
+	}
+	return left
 }
 
 // regranted notes the fence, if one is known, and tells whether the lease has ended meanwhile.

@@ -160,6 +160,7 @@ scenarios! {
         info_tells_every_holder,
         an_upgrade_is_one_try,
         a_downgrade_lets_readers_in,
+        a_change_leaves_an_extended_lease_as_long_as_it_is,
         an_upgrade_of_a_lost_lock_takes_nothing,
         an_upgrade_whose_reply_is_lost_is_an_upgrade,
         an_upgrade_that_nobody_answers_costs_no_lock,

@@ -430,7 +430,7 @@ impl Lease {
             return Action::Change { ttl, give_up_at };
         }
         if self.in_flight.is_none() && now >= self.due_at {
-            let ttl = self.extension.unwrap_or(counted(self.terms.ttl));
+            let ttl = self.next_ttl(now);
             // A shorter one than what remains counts at once: it may be carried out without our knowing.
             self.ends_at = self.ends_at.min(Terms { ttl, ..self.terms }.ends_at(now));
             let give_up_at = self.attempt(now, Some(ttl));
@@ -444,6 +444,14 @@ impl Lease {
             until = until.min(self.due_at);
         }
         Action::Sleep(until)
+    }
+
+    /// The ttl of a renewal now. Before a change it leaves an extended lease as long as it is.
+    fn next_ttl(&self, now: Moment) -> Duration {
+        let agreed = counted(self.terms.ttl);
+        let left = || self.ends_at.since(now) + self.terms.margin();
+        let before_change = self.change.map_or(agreed, |_| agreed.max(left()));
+        self.extension.unwrap_or(before_change)
     }
 
     fn next_while_giving_up(&mut self, now: Moment, not_before: Moment) -> Action {

@@ -308,6 +308,21 @@ pub fn a_downgrade_lets_readers_in(kind: &Kind) {
     assert_eq!(writer.held().release(), "yes");
 }
 
+pub fn a_change_leaves_an_extended_lease_as_long_as_it_is(kind: &Kind) {
+    let (server, agent) = (Server::start(), kind.start());
+    let client = agent.open(&server);
+    let held = client.acquire("book").ttl(1500).shared().held();
+    assert_eq!(held.extend(9000), "yes");
+    let ttl = || testkit::number(ask!(server.connect(), "PTTL", "book"));
+    for change in ["upgrade", "downgrade"] {
+        let answer = held.ask(change);
+        assert_eq!(answer, "yes");
+        assert!(answer.remaining() > ms(6000), "{change}: {answer:?}");
+        assert!(held.remaining() > ms(6000), "{change}");
+        assert!(ttl() > 6000, "{change}: {}", ttl());
+    }
+}
+
 pub fn an_upgrade_of_a_lost_lock_takes_nothing(kind: &Kind) {
     let (server, agent) = (Server::start(), kind.start());
     let client = agent.open(&server);
