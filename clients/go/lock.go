@@ -154,6 +154,7 @@ func (l *Lock) ReleaseAfter(ctx context.Context, hold time.Duration) error {
 	c.mu.Unlock()
 	until := now() + longestAttempt
 	if first {
+		l.endChange(ctx)
 		l.giveUp(ctx, hold)
 	}
 	select {

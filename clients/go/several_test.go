@@ -344,3 +344,17 @@ func TestUpgradesThatAreCancelledAtAnyMomentKeepTheLock(t *testing.T) {
 	mustErr(t, lock.Release(ctx), nil)
 	mustBe(t, s.ask(t, "EXISTS", "book").(int64), 0)
 }
+
+func TestAReleaseBehindAChangeThatIsCancelledIsTheLastWord(t *testing.T) {
+	s := startServer(t)
+	client := s.client(t)
+	for i := range 1000 {
+		lock := hold(t, client, "book", Shared())
+		within, cancel := context.WithTimeout(ctx, time.Duration(i%250)*3*time.Microsecond)
+		_ = lock.Upgrade(within)
+		cancel()
+		mustErr(t, lock.Release(ctx), nil)
+		mustBe(t, s.ask(t, "EXISTS", "book").(int64), 0)
+		mustErr(t, lock.Upgrade(ctx), ErrReleased)
+	}
+}

@@ -54,6 +54,11 @@ func (l *Lock) regrantInTime(limit int) error {
 	e, c := l.e, l.e.client
 	e.regranting.Lock()
 	defer e.regranting.Unlock()
+	changed := make(chan struct{})
+	defer close(changed)
+	c.mu.Lock()
+	e.changing = changed
+	c.mu.Unlock()
 	if limit == exclusive && e.mayBecomeShared {
 		return unreachable(c.place.String(), "a downgrade that was not answered may still arrive: release the lock, and acquire it anew")
 	}
@@ -61,6 +66,9 @@ func (l *Lock) regrantInTime(limit int) error {
 	ctx, cancel := context.WithTimeout(e.loss, longestAttempt*time.Microsecond)
 	defer cancel()
 	for {
+		if e.isReleasing() {
+			return ErrReleased
+		}
 		err := l.regrantOnce(ctx, limit, until)
 		lost := l.Err()
 		switch {
@@ -96,7 +104,8 @@ func (l *Lock) regrantOnce(ctx context.Context, limit int, until int64) error {
 		fence, err = readFence(replies[0].Val(), replies[0].Err())
 	}
 	var f *failure
-	if limit == shared && errors.As(err, &f) && f.silent {
+	silent := errors.As(err, &f) && f.silent
+	if limit == shared && silent {
 		e.mayBecomeShared = true
 	}
 	if err == nil && fence == 0 {
@@ -105,7 +114,7 @@ func (l *Lock) regrantOnce(ctx context.Context, limit int, until int64) error {
 		}
 		return fmt.Errorf("%w: %q", ErrBusy, e.key)
 	}
-	if c.regranted(e, fence) {
+	if c.regranted(e, fence, silent) {
 		// By now it is lost or released, and the grant may have come after that: it is nobody's.
 		c.giveUpInDoubt(e.key, e.owner, settings{terms: e.lease.terms})
 	}
@@ -125,11 +134,43 @@ func (l *Lock) extension() int64 {
 	return left
 }
 
-// regranted notes the fence, if one is known, and tells whether the lease has ended meanwhile.
-func (c *Client) regranted(e *entry, fence int64) (over bool) {
+func (e *entry) isReleasing() bool {
+	e.client.mu.Lock()
+	defer e.client.mu.Unlock()
+	return e.releasing
+}
+
+// changeWait bounds for how long a release waits for an upgrade or downgrade that is under way.
+const changeWait = 500 * millisecond
+
+// endChange waits for the answer of the upgrade or downgrade that is under way, and lets none follow: overtaken by the
+// release, it would be granted the lock anew, until that is answered and released as well.
+func (l *Lock) endChange(ctx context.Context) {
+	e, c := l.e, l.e.client
+	c.mu.Lock()
+	e.releasing = true
+	changing := e.changing
+	c.mu.Unlock()
+	if changing == nil {
+		return
+	}
+	timeout := after(now() + changeWait)
+	defer timeout.Stop()
+	select {
+	case <-changing:
+	case <-ctx.Done():
+	case <-timeout.C:
+	}
+}
+
+// regranted notes the fence, if one is known, and tells whether the lease has ended meanwhile, or ends now and the grant
+// may come after that.
+func (c *Client) regranted(e *entry, fence int64, silent bool) (over bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e.lease.isGivenUp() || e.lease.lost != "" && e.lease.lost != MaxHold || now() >= e.lease.endsAt {
+	if e.releasing && silent || e.lease.isGivenUp() || e.lease.lost != "" && e.lease.lost != MaxHold || now() >= e.lease.endsAt {
+		// Of the two releases that are under way now, the first to arrive is told yes.
+		e.lease.releaseInDoubt = true
 		return true
 	}
 	if fence != 0 {

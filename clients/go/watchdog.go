@@ -44,8 +44,10 @@ type entry struct {
 	loss   context.Context
 	lose   context.CancelCauseFunc
 
-	regranting      sync.Mutex // one upgrade or downgrade at a time
-	mayBecomeShared bool       // guarded by it: a downgrade that was left without an answer may arrive late
+	regranting      sync.Mutex    // one upgrade or downgrade at a time
+	mayBecomeShared bool          // guarded by it: a downgrade that was left without an answer may arrive late
+	changing        chan struct{} // closed when the upgrade or downgrade that is under way has ended
+	releasing       bool          // the holder lets go: no upgrade or downgrade is asked for any more
 
 	// Guarded by the client's mutex.
 	lease    lease
