@@ -38,23 +38,24 @@ pub async fn run(lockkeeper: Lockkeeper, key: &[u8], owner: Option<Vec<u8>>) -> 
             ),
         ));
     }
-    // Who only waits is not to lose its place.
-    if !info.holders.iter().any(|holder| holder.owner == owner)
-        && info.holding <= info.holders.len() as u64
-    {
+    let does_not_hold = || {
         let owner = printable(&owner);
-        return Err(Exit::with_message(
-            CONFLICT,
-            format!("{owner} does not hold {name}"),
-        ));
+        Exit::with_message(CONFLICT, format!("{owner} does not hold {name}"))
+    };
+    let listed = info.holders.iter().any(|holder| holder.owner == owner);
+    let all_listed = info.holding <= info.holders.len() as u64;
+    // Who only waits is not to lose its place.
+    let waits = || info.queue.iter().any(|waiter| waiter.owner == owner);
+    if !listed && (all_listed || waits()) {
+        return Err(does_not_hold());
     }
     let released = lockkeeper.release_for(key, &owner).await?;
-    let owner = printable(&owner);
+    let who = printable(&owner);
     Ok(match released {
-        Released::Yes => Exit::with_message(0, format!("released {name}, which {owner} held")),
-        Released::Lost(why) => Exit::with_message(
-            CONFLICT,
-            format!("{owner} has lost {name} meanwhile: {why}"),
-        ),
+        Released::Yes => Exit::with_message(0, format!("released {name}, which {who} held")),
+        Released::Lost(_) if !listed => does_not_hold(),
+        Released::Lost(why) => {
+            Exit::with_message(CONFLICT, format!("{who} has lost {name} meanwhile: {why}"))
+        }
     })
 }

@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+use testkit::waiting::{join, waiters};
 use testkit::{OK, Server, ask, command_line, fence};
 
 #[derive(Debug)]
@@ -484,4 +485,25 @@ fn the_manual_page_has_the_dashes_before_the_command() {
     let mut lines = page.lines().skip_while(|line| *line != ".SH SYNOPSIS");
     let synopsis = lines.nth(1).unwrap();
     assert!(synopsis.contains("\\-\\- <\\fICOMMAND\\fR>"), "{synopsis}");
+}
+
+#[test]
+fn a_release_of_one_of_very_many_leaves_who_waits_in_its_place() {
+    let server = Server::start();
+    let release = |owner: &str| {
+        let done = lockkeeper(&server, &["release", "--force", "--owner", owner, "pool"]);
+        (done.code, done.stderr)
+    };
+    let says = |code: i32, line: &str| (code, format!("lockkeeper: {line}\n"));
+    // More than LOCK.INFO lists.
+    let owners: Vec<String> = (0..120).map(|number| format!("reader{number}")).collect();
+    let owners: Vec<&str> = owners.iter().map(String::as_str).collect();
+    held_by(&server, "pool", &owners, &["SHARED"]);
+    let writer = join(&server, "pool", "writer");
+    assert_eq!(release("writer"), says(75, "writer does not hold pool"));
+    assert_eq!(release("nobody"), says(75, "nobody does not hold pool"));
+    assert_eq!(waiters(&mut server.connect(), "pool"), 1);
+    let released = "released pool, which reader119 held";
+    assert_eq!(release("reader119"), says(0, released));
+    drop(writer);
 }
