@@ -13,6 +13,7 @@ from conftest import AsyncClient, Client, eventually
 from redis_lockkeeper import BusyError, Holder, InvalidError, Lock, LockLostError, Lost, NotHeldError, locked
 from redis_lockkeeper.asyncio import Lock as AsyncLock
 from redis_lockkeeper.replies import read_info
+from redis_lockkeeper.watchdog import Wish
 
 
 def reader(client, **settings):
@@ -240,6 +241,16 @@ def test_a_function_for_at_most_so_many_at_a_time(client):
     with pytest.raises(BusyError):
         report(2)
     assert not client.exists("pool")
+
+
+def test_a_release_does_not_wait_for_a_change_that_was_not_asked_for(client):
+    (lock,) = held(reader(client))
+    # As an exception leaves it that is thrown into an upgrade.
+    lock.local.tenure.entry.wishes.append(Wish(1))
+    before = time.monotonic()
+    lock.release()
+    assert time.monotonic() - before < 3
+    assert not client.exists("book")
 
 
 def test_with_asyncio_the_same_is_awaited(server, client):

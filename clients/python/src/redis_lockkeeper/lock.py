@@ -276,7 +276,7 @@ class Base:
         self._ours(tenure)
         self.local.tenures.pop(tenure, None)
         entry, until = tenure.entry, now() + LONGEST_ATTEMPT
-        for wish in list(entry.wishes):
+        for wish in entry.asked_for():
             # Overtaken by the release, it would be granted the lock anew.
             yield Outcome(wish.future, until)
         if entry.lease.given_up:

@@ -146,6 +146,14 @@ class Entry:
                 self.watchdog._schedule(self, at)
         return wish.future
 
+    def asked_for(self) -> list[Wish]:
+        """The wishes that the server has before it. The others are dropped: who is interrupted may leave one that would
+        be asked for at the next renewal only.
+        """
+        with _mutex:
+            self._drop_wishes(Lost.GONE)
+            return list(self.wishes)
+
     def give_up(self, not_before: int = 0) -> Optional[tuple[int, Command]]:
         """Stops renewal. Returns when it did, and the command that the caller is to send and report with
         `answered`; None if there is nothing to be sent.
@@ -212,6 +220,9 @@ class Entry:
         for _, future in self.renewing:
             future.set_exception(LockLostError(lost, self.key))
         self.renewing.clear()
+        self._drop_wishes(lost)
+
+    def _drop_wishes(self, lost: Lost) -> None:
         for wish in [wish for wish in self.wishes if not wish.sent]:
             self.wishes.remove(wish)
             wish.future.set_exception(LockLostError(lost, self.key))
