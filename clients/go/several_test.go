@@ -358,3 +358,17 @@ func TestAReleaseBehindAChangeThatIsCancelledIsTheLastWord(t *testing.T) {
 		mustErr(t, lock.Upgrade(ctx), ErrReleased)
 	}
 }
+
+func TestAContextThatHasEndedChangesNothing(t *testing.T) {
+	s := startServer(t)
+	lock := hold(t, s.client(t), "book")
+	fence := lock.Fence()
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	mustErr(t, lock.Downgrade(ended), context.Canceled)
+	mustErr(t, lock.Upgrade(ended), context.Canceled)
+	time.Sleep(50 * time.Millisecond)
+	mustBe(t, lock.Fence(), fence)
+	mustBe(t, s.ask(t, "LOCK.ACQUIRE", "book", lock.Owner(), 1000).(int64), fence)
+	mustErr(t, lock.Release(ctx), nil)
+}

@@ -33,6 +33,9 @@ func (l *Lock) regrant(ctx context.Context, limit int) error {
 	if err := l.Err(); err != nil {
 		return err
 	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("lockkeeper: asking for %q anew: %w", e.key, err)
+	}
 	if err := c.enter(); err != nil {
 		return err
 	}
