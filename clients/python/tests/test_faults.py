@@ -414,8 +414,9 @@ def test_a_lock_counts_only_what_enough_replicas_have(own_server, face):
         eventually(lock.lost.is_set, "a lock that no replica has is lost")
         assert own_server.client().get("book") is not None
         changed = other.local.tenure.entry.regrant(1000)
+        assert changed.wait(20)
         with pytest.raises(exceptions.ResponseError, match="NOREPLICAS"):
-            changed.result(20)
+            changed.result()
         face.run(other.release)
     finally:
         replica.end()
@@ -530,8 +531,9 @@ def test_no_change_is_sent_behind_a_renewal_that_may_be_refused(server, proxy):
     changed = lock.local.tenure.entry.regrant(1)
     renewing.join(0.3)
     proxy.heal()
+    assert changed.wait(10)
     with pytest.raises(LockLostError):
-        changed.result(10)
+        changed.result()
     assert server.calls()["lock.acquire"] == 1, "it was granted anew"
 
 

@@ -488,6 +488,21 @@ def test_a_release_that_is_interrupted_at_any_line_is_carried_out(client):
     assert count > 100
 
 
+def test_an_upgrade_that_is_interrupted_at_any_line_holds_nobody_up(client):
+    # Where it waits for the watchdog, too.
+    modules = ("lock.py", "exchange.py", "watchdog.py", "promise.py", "futures/_base.py", "threading.py")
+    for count in itertools.count(1):
+        lock = Lock(client, "book", shared=True, timeout=300)
+        lock.acquire()
+        more = interrupted_at(count, modules, [], lock.upgrade)
+        del lock
+        assert redis_lockkeeper.settled(20), count
+        assert not client.exists("book")
+        if not more:
+            break
+    assert count > 100
+
+
 def test_the_end_of_a_block_that_is_interrupted_at_any_line_leaves_the_object_free(client):
     lock = Lock(client, "book", timeout=300)
 

@@ -12,7 +12,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Hashable
-from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Callable, Optional, TypeVar, Union
@@ -20,11 +19,12 @@ from typing import Any, Callable, Optional, TypeVar, Union
 from . import watchdog
 from .acquisition import Tenure
 from .clock import now
-from .connections import ClusterPlace
+from .connections import ClusterPlace, Node
 from .errors import InvalidError, UnreachableError
 from .exchange import Dial, Learn, Outcome, Reply, Steps
 from .lease import SECOND, Lost
 from .lock import Base
+from .promise import Promise
 from .replies import EXCLUSIVE, SHARED, Info
 
 __all__ = ["Lock", "close", "settled"]
@@ -61,7 +61,6 @@ class Lock(Base):
             task = asyncio.current_task()
         except RuntimeError:
             return None
-        # A task that is kept would keep all that it has.
         return None if task is None else weakref.ref(task)
 
     async def __aenter__(self) -> Lock:
@@ -180,10 +179,7 @@ class Lock(Base):
                         await self._learn(step.until)
                     elif isinstance(step, Outcome):
                         limit = None if step.until is None else max(0, step.until - now()) / SECOND
-                        future = asyncio.wrap_future(step.future)
-                        # The steps ask what came of it, if they still want to know.
-                        future.add_done_callback(lambda done: done.exception())
-                        result = bool((await asyncio.wait({future}, timeout=limit))[0])
+                        result = await _done(step.promise, limit)
                     else:
                         await asyncio.sleep(max(0, step.until - now()) / SECOND)
                 except BaseException as error:
@@ -234,10 +230,34 @@ def _wake(future: asyncio.Future[None]) -> None:
 async def _dialled(step: Dial) -> Any:
     dial = _in_a_thread(lambda: step.node.dial((step.until - now()) / SECOND))
     try:
-        return await asyncio.wrap_future(dial)
+        await _done(dial)
     except asyncio.CancelledError:
-        dial.add_done_callback(lambda dial: None if dial.exception() else step.node.give(dial.result()))
+        dial.when_done(lambda: _give(step.node, dial))
         raise
+    return dial.result()
+
+
+def _give(node: Node, dial: Promise[Any]) -> None:
+    try:
+        connection = dial.result()
+    except Exception:
+        return
+    node.give(connection)
+
+
+async def _done(promise: Promise[Any], timeout: Optional[float] = None) -> bool:
+    """Until it is done, for so many seconds at most. Whether it is."""
+    loop = asyncio.get_running_loop()
+    told = loop.create_future()
+
+    def tell() -> None:
+        # A loop that has ended has nobody to be told.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_wake, told)
+
+    promise.when_done(tell)
+    await asyncio.wait({told}, timeout=timeout)
+    return promise.done()
 
 
 class _CancellingEvent(asyncio.Event):
@@ -264,27 +284,32 @@ class _CancellingEvent(asyncio.Event):
 
 async def settled(timeout: Optional[float] = None) -> bool:
     """As `redis_lockkeeper.settled`, without blocking the loop."""
-    return await asyncio.wrap_future(_in_a_thread(lambda: watchdog.settled(timeout)))
+    return await _from_a_thread(lambda: watchdog.settled(timeout))
 
 
 async def close(timeout: Optional[float] = None) -> bool:
     """As `redis_lockkeeper.close`, without blocking the loop."""
-    return await asyncio.wrap_future(_in_a_thread(lambda: watchdog.close(timeout)))
+    return await _from_a_thread(lambda: watchdog.close(timeout))
 
 
-def _in_a_thread(work: Callable[[], _T]) -> Future[_T]:
+async def _from_a_thread(work: Callable[[], _T]) -> _T:
+    promise = _in_a_thread(work)
+    await _done(promise)
+    return promise.result()
+
+
+def _in_a_thread(work: Callable[[], _T]) -> Promise[_T]:
     """Not in an executor, whose threads stay."""
-    future: Future[_T] = Future()
-    future.set_running_or_notify_cancel()
+    promise: Promise[_T] = Promise()
 
     def run() -> None:
         try:
-            future.set_result(work())
+            promise.set_result(work())
         except Exception as error:
-            future.set_exception(error)
+            promise.set_exception(error)
 
     try:
         threading.Thread(target=run, name="lockkeeper-ask", daemon=True).start()
     except RuntimeError as error:
         raise UnreachableError(f"no thread can be started: {error}") from error
-    return future
+    return promise

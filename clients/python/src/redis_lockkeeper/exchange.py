@@ -7,7 +7,6 @@ asyncio in its loop. Whatever ends them, an exception thrown in from anywhere to
 from __future__ import annotations
 
 from collections.abc import Generator
-from concurrent.futures import Future
 from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 from . import replies
@@ -15,6 +14,7 @@ from .clock import now
 from .connections import Node, Place, end, read, send
 from .errors import BROKEN, REPLIED, RefusedError, UnreachableError, is_elsewhere
 from .lease import LONGEST_ATTEMPT, SECOND, Answer
+from .promise import Promise
 from .replies import Command, Key
 from .watchdog import watchdog_of
 
@@ -42,7 +42,7 @@ class Reply(NamedTuple):
 class Outcome(NamedTuple):
     """Wait for what the watchdog is at, without bound by default, and get whether it was done in time."""
 
-    future: Future[Any]
+    promise: Promise[Any]
     until: Optional[int] = None
 
 

@@ -10,8 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Hashable
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from types import TracebackType
 from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
 
@@ -30,6 +28,7 @@ from .errors import (
 )
 from .exchange import BackOff, Dial, Outcome, Reply, Steps, ask
 from .lease import FURTHEST, LONGEST_ATTEMPT, SECOND, Answer, Lost, Terms
+from .promise import Promise
 from .replies import EXCLUSIVE, SHARED, Command, Holder, Info, Key
 
 logger = logging.getLogger("redis_lockkeeper")
@@ -278,7 +277,7 @@ class Base:
         entry, until = tenure.entry, now() + LONGEST_ATTEMPT
         for wish in entry.asked_for():
             # Overtaken by the release, it would be granted the lock anew.
-            yield Outcome(wish.future, until)
+            yield Outcome(wish.promise, until)
         if entry.lease.given_up:
             raise NotHeldError("Cannot release a lock that's not owned or is already unlocked.", self.name)
         keep = min(micros(keep_for, "the time to keep it"), FURTHEST)
@@ -349,7 +348,7 @@ class Base:
                     raise
             yield BackOff(now() + terms.back_off(tries, FIRST_BACK_OFF))
 
-    def _renewal(self, tenure: Tenure, ttl: int) -> Future[None]:
+    def _renewal(self, tenure: Tenure, ttl: int) -> Promise[None]:
         self._ours(tenure)
         return tenure.entry.renew(ttl)
 
@@ -579,10 +578,10 @@ class Lock(Base):
         return self._is_owner(self.info())
 
 
-def _result(future: Future[_T], until: Optional[int] = None) -> Steps[_T]:
-    if not (yield Outcome(future, until)):
+def _result(promise: Promise[_T], until: Optional[int] = None) -> Steps[_T]:
+    if not (yield Outcome(promise, until)):
         raise UnreachableError("nobody answered in time")
-    return future.result()
+    return promise.result()
 
 
 def _run(steps: Steps[_T]) -> _T:
@@ -598,7 +597,7 @@ def _run(steps: Steps[_T]) -> _T:
                     result = step.node.dial((step.until - now()) / SECOND)
                 elif isinstance(step, Outcome):
                     limit = None if step.until is None else max(0, step.until - now()) / SECOND
-                    result = bool(wait_for({step.future}, limit).done)
+                    result = step.promise.wait(limit)
                 else:
                     time.sleep(max(0, step.until - now()) / SECOND)
             except BaseException as error:

@@ -17,7 +17,6 @@ import threading
 import time
 import weakref
 from collections import deque
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import count, groupby
 from queue import Empty, SimpleQueue
@@ -28,6 +27,7 @@ from .clock import now
 from .connections import KEEP, Node, Place, read, send
 from .errors import BROKEN, REPLIED, LockLostError, RefusedError, UnreachableError, is_elsewhere
 from .lease import LONGEST_ATTEMPT, SECOND, Action, Answer, Idle, Lease, Lose, Lost, Release, Renew, Sleep, Terms
+from .promise import Promise
 from .replies import EXCLUSIVE, Command, Key
 
 logger = logging.getLogger("redis_lockkeeper")
@@ -68,7 +68,7 @@ class Wish:
 
     def __init__(self, limit: int) -> None:
         self.limit, self.sent = limit, False
-        self.future: Future[bool] = _running()
+        self.promise: Promise[bool] = Promise()
 
 
 class Entry:
@@ -100,7 +100,7 @@ class Entry:
         #: Whether the next command is to follow an ASKING, and whether the latest renewal did.
         self.asking = self.asked = False
         #: Who waits for a renewal, and since when: what was sent before tells nothing new.
-        self.renewing: list[tuple[int, Future[None]]] = []
+        self.renewing: list[tuple[int, Promise[None]]] = []
         #: Until they are answered.
         self.wishes: list[Wish] = []
         #: Whether a request to share it was not answered: should it arrive late, it would undo an upgrade unheard.
@@ -110,41 +110,42 @@ class Entry:
         #: The attempt to give it up that its holder makes itself, until it is answered.
         self.attempted: Optional[int] = None
         #: Who waits for the end.
-        self.ending: list[Future[None]] = []
+        self.ending: list[Promise[None]] = []
 
     def keep(self) -> None:
         """Has it looked after from now on."""
         with _mutex:
             self.watchdog._take(self, self.lease.due_at)
 
-    def renew(self, ttl: int) -> Future[None]:
+    def renew(self, ttl: int) -> Promise[None]:
         """Renews now, for this ttl."""
-        future, at = _running(), now()
+        promise: Promise[None] = Promise()
+        at = now()
         with _mutex:
             if self.lease.lost is not None or self.lease.given_up:
-                future.set_exception(LockLostError(self.lease.lost or Lost.GONE, self.key))
-                return future
-            self.renewing.append((at, future))
+                promise.set_exception(LockLostError(self.lease.lost or Lost.GONE, self.key))
+                return promise
+            self.renewing.append((at, promise))
             self.lease.extend(ttl, at)
             self.watchdog._schedule(self, at)
-        return future
+        return promise
 
-    def regrant(self, limit: int) -> Future[bool]:
+    def regrant(self, limit: int) -> Promise[bool]:
         """Asks once for a grant with this limit in place of the one there is; false if the other holders forbid it."""
         wish, at = Wish(limit), now()
         with _mutex:
             if self.lease.lost is not None or self.lease.given_up:
-                wish.future.set_exception(LockLostError(self.lease.lost or Lost.GONE, self.key))
+                wish.promise.set_exception(LockLostError(self.lease.lost or Lost.GONE, self.key))
             elif self.sharing_in_doubt and limit == EXCLUSIVE:
                 error = UnreachableError("that it is shared was not answered, and may arrive late: acquire it anew")
                 error.passing = False
-                wish.future.set_exception(error)
+                wish.promise.set_exception(error)
             else:
                 self.wishes.append(wish)
                 # Where the renewal before it went.
                 self.asking = self.asked
                 self.watchdog._schedule(self, at)
-        return wish.future
+        return wish.promise
 
     def asked_for(self) -> list[Wish]:
         """The wishes that the server has before it. The others are dropped: who is interrupted may leave one that would
@@ -174,7 +175,7 @@ class Entry:
                 return None
             return at, command
 
-    def answered(self, sent_at: int, answer: Answer) -> Optional[Future[None]]:
+    def answered(self, sent_at: int, answer: Answer) -> Optional[Promise[None]]:
         """What the caller's attempt to give it up came to. If it failed, the watchdog tries on; returns what tells of
         the end.
         """
@@ -186,7 +187,7 @@ class Entry:
                 self._end()
                 self.attempted = None
                 return None
-            ended = _running()
+            ended: Promise[None] = Promise()
             self.ending.append(ended)
             self.watchdog._take(self, at)
             self.attempted = None
@@ -217,32 +218,25 @@ class Entry:
         return replies.release(self.key, self.owner) if isinstance(action, Release) else None
 
     def _fail_renewals(self, lost: Lost) -> None:
-        for _, future in self.renewing:
-            future.set_exception(LockLostError(lost, self.key))
+        for _, promise in self.renewing:
+            promise.set_exception(LockLostError(lost, self.key))
         self.renewing.clear()
         self._drop_wishes(lost)
 
     def _drop_wishes(self, lost: Lost) -> None:
         for wish in [wish for wish in self.wishes if not wish.sent]:
             self.wishes.remove(wish)
-            wish.future.set_exception(LockLostError(lost, self.key))
+            wish.promise.set_exception(LockLostError(lost, self.key))
 
     def _end(self) -> None:
         self.at = None
         self.watchdog._entries.discard(self)
-        for future in self.ending:
-            future.set_result(None)
+        for promise in self.ending:
+            promise.set_result(None)
         self.ending.clear()
 
     def __str__(self) -> str:
         return f"{self.key!r} of {self.owner.decode(errors='replace')}"
-
-
-def _running() -> Future[Any]:
-    """A future that nobody can cancel."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 class _Attempt:
@@ -605,7 +599,7 @@ class Watchdog:
                 answer = replies.read_answer(reply)
             except UnreachableError as error:
                 reply = error
-        told: list[Future[None]] = []
+        told: list[Promise[None]] = []
         with _mutex:
             if not entry.lease.answered(attempt.sent_at, answer, at):
                 return
@@ -615,16 +609,16 @@ class Watchdog:
             elif answer is Answer.YES:
                 entry.asked = attempt.asking
             if answer in (Answer.YES, Answer.FAILED):
-                told = [future for since, future in entry.renewing if since <= attempt.sent_at]
-                entry.renewing = [(since, future) for since, future in entry.renewing if since > attempt.sent_at]
+                told = [promise for since, promise in entry.renewing if since <= attempt.sent_at]
+                entry.renewing = [(since, promise) for since, promise in entry.renewing if since > attempt.sent_at]
                 if entry.renewing:
                     entry.lease.renew_now(at)
             self._schedule(entry, at)
-        for future in told:
+        for promise in told:
             if answer is Answer.YES:
-                future.set_result(None)
+                promise.set_result(None)
             else:
-                future.set_exception(reply)
+                promise.set_exception(reply)
         if answer is Answer.FAILED:
             left = max(0, entry.lease.ends_at - at) / SECOND
             logger.warning("renewing or releasing %s failed, %.1f s are left: %s", entry, left, reply)
@@ -643,9 +637,9 @@ class Watchdog:
                 entry.fence, entry.limit = fence, wish.limit
         except (RefusedError, UnreachableError) as error:
             entry.sharing_in_doubt |= isinstance(error, UnreachableError) and wish.limit != EXCLUSIVE
-            wish.future.set_exception(error)
+            wish.promise.set_exception(error)
         else:
-            wish.future.set_result(fence is not None)
+            wish.promise.set_result(fence is not None)
         with _mutex:
             entry.wishes.remove(wish)
 
@@ -677,15 +671,16 @@ def settled(timeout: Optional[float] = None) -> bool:
     """Waits until all that was given up so far has been released, or has ended by itself. For a program that is
     about to end, which would take the watchdog with it. False if `timeout` seconds were not enough.
     """
-    futures: list[Future[None]] = []
+    until = None if timeout is None else time.monotonic() + timeout
+    promises: list[Promise[None]] = []
     with _mutex:
         for watchdog in _watchdogs:
             watchdog._hear_abandoned(now())
             for entry in watchdog._entries:
                 if entry.lease.given_up:
-                    futures.append(Future())
-                    entry.ending.append(futures[-1])
-    return not wait(futures, timeout).not_done
+                    promises.append(Promise())
+                    entry.ending.append(promises[-1])
+    return all(promise.wait(until and max(0, until - time.monotonic())) for promise in promises)
 
 
 def close(timeout: Optional[float] = None) -> bool:
