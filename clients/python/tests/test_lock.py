@@ -512,7 +512,7 @@ def test_the_end_of_a_block_that_is_interrupted_at_any_line_leaves_the_object_fr
     for count in itertools.count(1):
         lock.__enter__()
         # But for the first steps, when nothing is done yet.
-        more = interrupted_at(count, ("lock.py", "watchdog.py"), ["end", "__exit__", "_run", "_leaving"], end)
+        more = interrupted_at(count, ("lock.py", "watchdog.py"), ["end", "__exit__", "_run", "_who", "_leaving"], end)
         assert lock.local.token is None
         assert redis_lockkeeper.settled(20), count
         assert client.get("book") is None

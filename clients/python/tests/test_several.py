@@ -359,6 +359,19 @@ def test_who_has_lost_its_place_does_not_release_that_of_another(client):
     assert lock.fence is None
 
 
+def test_what_a_thread_that_is_gone_has_lost_is_forgotten(client):
+    lock = Lock(client, "book", thread_local=False, timeout=0.1, renew=False)
+    for _ in range(3):
+        thread = threading.Thread(target=lock.acquire)
+        thread.start()
+        thread.join()
+        del thread
+        assert lock.fence is not None
+        eventually(lambda: lock.remaining() == 0)
+    assert lock.acquire()
+    assert len(lock.local.tenures) == 1
+
+
 def test_tasks_that_share_one_object_are_as_many_as_the_limit_allows(server, client):
     within, most = 0, 0
 

@@ -40,7 +40,7 @@ class Tenure:
     #: takes as long as sending a command.
     event: Any = None
 
-    #: Which thread, or which task by a weak reference, has acquired it.
+    #: Which thread or task has acquired it, by a weak reference.
     who: Hashable = None
 
     def __init__(self, entry: Entry) -> None:
@@ -79,7 +79,7 @@ class Tenure:
         return self.entry.lease.lost or (None if self.remaining() else Lost.EXPIRED)
 
     def is_nobodys(self) -> bool:
-        """Whether the task that has acquired it is gone."""
+        """Whether the thread or task that has acquired it is gone."""
         return isinstance(self.who, weakref.ref) and self.who() is None
 
     def lost_event(self, kind: type[_T]) -> _T:

@@ -67,7 +67,7 @@ class Lock(Base):
         """As `__enter__` of the lock for threads."""
         task = asyncio.current_task()
         tenure = await self._run(self._acquiring(None, None, None))
-        self._entering(task, tenure)
+        self._entering(tenure)
         if self.cancel_on_lost and task is not None and tenure is not None:
             tenure.event = _CancellingEvent(task)
             if tenure.lost() is not None:
@@ -81,11 +81,11 @@ class Lock(Base):
         traceback: Optional[TracebackType],
     ) -> None:
         """As `__exit__` of the lock for threads."""
-        task = asyncio.current_task()
-        event = self._entered[task][-1].event if task in self._entered else None
+        who = self._who()
+        event = self._entered[who][-1].event if who in self._entered else None
         ours = isinstance(event, _CancellingEvent) and event.uncancel()
         failed = exc_type is not None and not (ours and exc_type is asyncio.CancelledError)
-        await self._run(self._leaving(task, failed=failed, always=ours))
+        await self._run(self._leaving(failed=failed, always=ours))
 
     async def acquire(
         self,

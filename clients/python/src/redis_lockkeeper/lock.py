@@ -182,7 +182,7 @@ class Base:
 
     @staticmethod
     def _who() -> Hashable:
-        """This thread or task."""
+        """This thread or task, without keeping it alive."""
         raise NotImplementedError
 
     def _terms(self) -> Terms:
@@ -230,17 +230,18 @@ class Base:
             raise NotHeldError(f"Cannot {what} a lock that's not owned or is already unlocked.", self.name)
         return tenure
 
-    def _entering(self, who: Hashable, tenure: Optional[Tenure]) -> None:
+    def _entering(self, tenure: Optional[Tenure]) -> None:
         """The last step of `with`, as `_acquired`."""
         if tenure is None:
             raise BusyError("Unable to acquire lock within the time specified", self.name)
-        entered, tenures = [*self._entered.get(who, ()), tenure], self.local.tenures
-        self._entered[who], tenures[tenure] = entered, None
+        entered, tenures = [*self._entered.get(tenure.who, ()), tenure], self.local.tenures
+        self._entered[tenure.who], tenures[tenure] = entered, None
 
-    def _leaving(self, who: Hashable, *, failed: bool, always: bool = False) -> Steps[None]:
+    def _leaving(self, *, failed: bool, always: bool = False) -> Steps[None]:
         """Releases what this thread or task has entered last, whatever the lock holds now. The body's exception wins
         over the release's. A loss is raised if the lock was told so, or `always`.
         """
+        who = self._who()
         # It may be left by another than has entered it, as a generator is that is closed elsewhere.
         who = who if who in self._entered else next(iter(self._entered))
         # An exception may be thrown anywhere: what is kept by neither is released when this frame drops it. Not by
@@ -438,7 +439,7 @@ class Lock(Base):
 
     @staticmethod
     def _who() -> Hashable:
-        return threading.get_ident()
+        return weakref.ref(threading.current_thread())
 
     def __enter__(self) -> Lock:
         """Acquires it.
@@ -446,7 +447,7 @@ class Lock(Base):
         Raises:
             BusyError: a LockError, if it was not to be had in time. The body does not run.
         """
-        self._entering(threading.get_ident(), _run(self._acquiring(None, None, None)))
+        self._entering(_run(self._acquiring(None, None, None)))
         return self
 
     def __exit__(
@@ -461,7 +462,7 @@ class Lock(Base):
             LockLostError: if it was lost, unless `raise_on_release_error` is False.
             UnreachableError, RefusedError: if nobody answered within 5 s, or with an error.
         """
-        _run(self._leaving(threading.get_ident(), failed=exc_type is not None))
+        _run(self._leaving(failed=exc_type is not None))
 
     def acquire(
         self,
