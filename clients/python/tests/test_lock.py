@@ -503,6 +503,21 @@ def test_an_upgrade_that_is_interrupted_at_any_line_holds_nobody_up(client):
     assert count > 100
 
 
+def test_who_was_interrupted_while_it_waited_for_a_loss_holds_nobody_up(client):
+    lost, kept = Lock(client, "book", timeout=0.6), Lock(client, "pen", timeout=0.6)
+    assert lost.acquire()
+    assert kept.acquire()
+    # As an exception leaves it that is thrown into the midst of a wait.
+    lost.lost._cond.acquire()
+    client.delete("book")
+    eventually(lambda: lost.remaining() == 0)
+    fence, until = kept.fence, time.monotonic() + 1.5
+    while time.monotonic() < until:
+        assert kept.check() == fence
+        time.sleep(0.01)
+    kept.release()
+
+
 def test_the_end_of_a_block_that_is_interrupted_at_any_line_leaves_the_object_free(client):
     lock = Lock(client, "book", timeout=300)
 

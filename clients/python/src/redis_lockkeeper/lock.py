@@ -493,16 +493,23 @@ class Lock(Base):
     def _listener(self, tenure: Tenure) -> Callable[[Lost], None]:
         held, on_lost = weakref.ref(tenure), self.on_lost
 
-        def lost(why: Lost) -> None:
+        def tell(why: Lost) -> None:
             tenure = held()
             if tenure is not None:
                 tenure.tell_lost()
             if on_lost is not None:
-                # The watchdog has other locks to keep.
-                try:
-                    threading.Thread(target=on_lost, args=(why,), name="lockkeeper-lost", daemon=True).start()
-                except RuntimeError:
-                    logger.warning("the interpreter is shutting down: nobody is told that the lock is lost")
+                on_lost(why)
+
+        def lost(why: Lost) -> None:
+            tenure = held()
+            if on_lost is None and (tenure is None or tenure.event is None):
+                return
+            # The watchdog has other locks to keep, and whoever waited for the event and was interrupted may have kept
+            # the event's own.
+            try:
+                threading.Thread(target=tell, args=(why,), name="lockkeeper-lost", daemon=True).start()
+            except RuntimeError:
+                logger.warning("the interpreter is shutting down: nobody is told that the lock is lost")
 
         return lost
 
