@@ -171,7 +171,8 @@ func (l *Lock) endChange(ctx context.Context) {
 func (c *Client) regranted(e *entry, fence int64, silent bool) (over bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e.releasing && silent || e.lease.isGivenUp() || e.lease.lost != "" && e.lease.lost != MaxHold || now() >= e.lease.endsAt {
+	ended := e.lease.isGivenUp() || e.lease.lost != "" && e.lease.lost != MaxHold || now() >= e.lease.endsAt
+	if ended || e.releasing && silent {
 		// Of the two releases that are under way now, the first to arrive is told yes.
 		e.lease.releaseInDoubt = true
 		return true

@@ -44,19 +44,19 @@ type entry struct {
 	loss   context.Context
 	lose   context.CancelCauseFunc
 
-	regranting      sync.Mutex    // one upgrade or downgrade at a time
-	mayBecomeShared bool          // guarded by it: a downgrade that was left without an answer may arrive late
-	changing        chan struct{} // closed when the upgrade or downgrade that is under way has ended
-	releasing       bool          // the holder lets go: no upgrade or downgrade is asked for any more
+	regranting      sync.Mutex // one upgrade or downgrade at a time
+	mayBecomeShared bool       // guarded by it: a downgrade that was left without an answer may arrive late
 
 	// Guarded by the client's mutex.
-	lease    lease
-	at       int64 // when it wants attention
-	index    int   // in the order; -1 if it wants none
-	renewing []renewing
-	outcome  error         // of the release, as far as is known
-	told     chan struct{} // closed when that may be told
-	ended    chan struct{} // closed when nothing is left to do
+	lease     lease
+	at        int64 // when it wants attention
+	index     int   // in the order; -1 if it wants none
+	renewing  []renewing
+	changing  chan struct{} // closed when the upgrade or downgrade that is under way has ended
+	releasing bool          // the holder lets go: no upgrade or downgrade is asked for any more
+	outcome   error         // of the release, as far as is known
+	told      chan struct{} // closed when that may be told
+	ended     chan struct{} // closed when nothing is left to do
 }
 
 // renewing is somebody who waits for a renewal: one that left before tells nothing new.
