@@ -1,6 +1,7 @@
 """Locks that several may hold: places, readers and writers, and who changes from one to the other."""
 
 import asyncio
+import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -370,6 +371,31 @@ def test_what_a_thread_that_is_gone_has_lost_is_forgotten(client):
         eventually(lambda: lock.remaining() == 0)
     assert lock.acquire()
     assert len(lock.local.tenures) == 1
+
+
+def test_what_other_threads_hold_may_change_while_it_is_looked_at(client):
+    lock, more = Lock(client, "pool", limit=100, thread_local=False), Lock(client, "pool", limit=100)
+    for _ in range(30):
+        lock.acquire()
+    # As another thread that has its turn while garbage is collected.
+    granted = []
+    for _ in range(50):
+        more.acquire()
+        granted.append(more.local.tenure)
+
+    def collected(phase, _):
+        if granted:
+            lock.local.tenures[granted.pop()] = None
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(1)
+    try:
+        while granted:
+            assert lock.check()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(collected)
 
 
 def test_tasks_that_share_one_object_are_as_many_as_the_limit_allows(server, client):

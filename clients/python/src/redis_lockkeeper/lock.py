@@ -52,23 +52,24 @@ class _Local:
 
     def __init__(self, who: Callable[[], Hashable]) -> None:
         self._who = who
-        #: In the order of their grants. A dict, in which other threads may put and take meanwhile.
+        #: In the order of their grants. A dict, in which other threads may put and take meanwhile: `list` copies it in
+        #: one step, while `tuple` may let the collector of garbage, and so other threads, in between.
         self.tenures: dict[Tenure, None] = {}
 
     @property
     def tenure(self) -> Optional[Tenure]:
         """The latest of this thread or task, else of any: what one has acquired, another may release."""
-        tenures = tuple(self.tenures)
+        tenures = list(self.tenures)
         if len(tenures) > 1:
             who = self._who()
-            tenures = tuple(each for each in tenures if each.who == who) or tenures
+            tenures = [each for each in tenures if each.who == who] or tenures
         return tenures[-1] if tenures else None
 
     def make_room(self, who: Hashable) -> None:
         """For one more of this thread or task. What others have lost is kept until they release it, or they would
         release another's then.
         """
-        for each in tuple(self.tenures):
+        for each in list(self.tenures):
             if each.lost() is not None and (each.who == who or each.is_nobodys()):
                 self.tenures.pop(each, None)
 
