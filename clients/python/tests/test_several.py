@@ -398,6 +398,44 @@ def test_what_other_threads_hold_may_change_while_it_is_looked_at(client):
         gc.callbacks.remove(collected)
 
 
+def test_who_is_alone_again_has_nothing_of_before(client):
+    told = []
+    lock = Lock(client, "book", timeout=1.5, on_lost=told.append)
+    lock.acquire()
+    client.delete("book")
+    assert lock.acquire(blocking=False), "before anybody knows"
+    lock.release()
+    assert lock.fence is None
+    with pytest.raises(NotHeldError):
+        lock.check()
+    time.sleep(1)
+    assert not told
+
+
+def test_what_was_left_elsewhere_is_not_held(client):
+    lock = Lock(client, "pool", limit=2)
+
+    def block():
+        with lock:
+            yield
+
+    lock.acquire()
+    fence = lock.fence
+    for _ in range(3):
+        generator = block()
+        next(generator)
+        thread = threading.Thread(target=generator.close)
+        thread.start()
+        thread.join()
+        assert lock.check() == lock.fence == fence
+    lock.acquire()
+    assert len(lock.local.tenures) == 2
+    lock.release()
+    lock.release()
+    assert lock.fence is None
+    assert not client.exists("pool")
+
+
 def test_tasks_that_share_one_object_are_as_many_as_the_limit_allows(server, client):
     within, most = 0, 0
 

@@ -59,18 +59,21 @@ class _Local:
     @property
     def tenure(self) -> Optional[Tenure]:
         """The latest of this thread or task, else of any: what one has acquired, another may release."""
-        tenures = list(self.tenures)
+        # What was left by another, as a generator is that is closed elsewhere, is here still.
+        tenures = [each for each in list(self.tenures) if not each.entry.lease.given_up]
         if len(tenures) > 1:
             who = self._who()
             tenures = [each for each in tenures if each.who == who] or tenures
         return tenures[-1] if tenures else None
 
-    def make_room(self, who: Hashable) -> None:
-        """For one more of this thread or task. What others have lost is kept until they release it, or they would
-        release another's then.
+    def make_room(self, tenure: Tenure) -> None:
+        """For one more of this thread or task. Who is granted it alone has nothing left of before, even if nobody has
+        told yet. What others have lost is kept until they release it, or they would release another's then.
         """
+        alone = tenure.entry.limit == EXCLUSIVE
         for each in list(self.tenures):
-            if each.lost() is not None and (each.who == who or each.is_nobodys()):
+            over = alone or each.entry.lease.given_up or each.lost() is not None
+            if over and (each.who == tenure.who or each.is_nobodys()):
                 self.tenures.pop(each, None)
 
     @property
@@ -214,7 +217,7 @@ class Base:
             tenure.entry.on_lost = self._listener(tenure)
             tenure.entry.keep()
             tenure.who = self._who()
-            self.local.make_room(tenure.who)
+            self.local.make_room(tenure)
             logger.debug("acquired %r as %r, fence %d", name, tenure.owner, tenure.fence)
         return tenure
 
