@@ -518,6 +518,21 @@ def test_who_was_interrupted_while_it_waited_for_a_loss_holds_nobody_up(client):
     kept.release()
 
 
+def test_a_loss_is_told_even_if_no_thread_can_be_started(client, monkeypatch):
+    lock = Lock(client, "book", timeout=0.6)
+    lock.acquire()
+    event, start = lock.lost, threading.Thread.start
+
+    def refused(thread):
+        if thread.name == "lockkeeper-lost":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    client.delete("book")
+    assert event.wait(5)
+
+
 def test_the_end_of_a_block_that_is_interrupted_at_any_line_leaves_the_object_free(client):
     lock = Lock(client, "book", timeout=300)
 

@@ -512,8 +512,10 @@ class Lock(Base):
             # the event's own.
             try:
                 threading.Thread(target=tell, args=(why,), name="lockkeeper-lost", daemon=True).start()
-            except RuntimeError:
-                logger.warning("the interpreter is shutting down: nobody is told that the lock is lost")
+            except RuntimeError as error:
+                logger.warning("on_lost is not called, no thread can be started: %s", error)
+                if tenure is not None:
+                    tenure.tell_lost()
 
         return lost
 
