@@ -254,6 +254,25 @@ def test_a_release_does_not_wait_for_a_change_that_was_not_asked_for(client):
     assert not client.exists("book")
 
 
+def test_no_change_is_asked_for_behind_the_one_that_a_release_waits_for(client):
+    (lock,) = held(reader(client))
+    entry, first = lock.local.tenure.entry, Wish(1)
+    # As the watchdog has it that waits for the answer.
+    entry.wishes.append(first)
+    first.sent = True
+    releasing = threading.Thread(target=lock.release)
+    releasing.start()
+    eventually(lambda: lock.local.tenure is None)
+    time.sleep(0.05)
+    second = entry.regrant(1)
+    assert second.done()
+    with pytest.raises(LockLostError):
+        second.result()
+    first.promise.set_result(False)
+    releasing.join(10)
+    assert not client.exists("book")
+
+
 def test_with_asyncio_the_same_is_awaited(server, client):
     async def main():
         redis = AsyncClient(port=server.port)

@@ -103,6 +103,8 @@ class Entry:
         self.renewing: list[tuple[int, Promise[None]]] = []
         #: Until they are answered.
         self.wishes: list[Wish] = []
+        #: Whether its holder lets go: nothing is wished for any more.
+        self.releasing = False
         #: Whether a request to share it was not answered: should it arrive late, it would undo an upgrade unheard.
         self.sharing_in_doubt = False
         #: What the last attempt to give it up came to.
@@ -134,7 +136,7 @@ class Entry:
         """Asks once for a grant with this limit in place of the one there is; false if the other holders forbid it."""
         wish, at = Wish(limit), now()
         with _mutex:
-            if self.lease.lost is not None or self.lease.given_up:
+            if self.lease.lost is not None or self.releasing or self.lease.given_up:
                 wish.promise.set_exception(LockLostError(self.lease.lost or Lost.GONE, self.key))
             elif self.sharing_in_doubt and limit == EXCLUSIVE:
                 error = UnreachableError("that it is shared was not answered, and may arrive late: acquire it anew")
@@ -148,10 +150,11 @@ class Entry:
         return wish.promise
 
     def asked_for(self) -> list[Wish]:
-        """The wishes that the server has before it. The others are dropped: who is interrupted may leave one that would
-        be asked for at the next renewal only.
+        """The wishes that the server has before it, the last ones. The others are dropped: who is interrupted may leave
+        one that would be asked for at the next renewal only.
         """
         with _mutex:
+            self.releasing = True
             self._drop_wishes(Lost.GONE)
             return list(self.wishes)
 
