@@ -551,6 +551,36 @@ def test_the_end_of_a_block_that_is_interrupted_at_any_line_leaves_the_object_fr
     assert count > 50
 
 
+def test_a_block_may_end_at_the_moment_when_another_thread_releases(client):
+    lock = Lock(client, "book", thread_local=False)
+
+    def trace(frame, event, argument):
+        code = frame.f_code
+        if code.co_name != "_leaving":
+            return None
+        if event == "line" and linecache.getline(code.co_filename, frame.f_lineno).strip() == "del tenures[last]":
+            sys.settrace(None)
+            thread = threading.Thread(target=lock.release)
+            thread.start()
+            thread.join()
+        return trace
+
+    def end():
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            lock.__exit__(None, None, None)
+        finally:
+            sys.settrace(before)
+
+    lock.__enter__()
+    with pytest.raises(NotHeldError):
+        end()
+    assert not lock._entered
+    with lock:
+        assert lock.owned()
+
+
 def test_a_dropped_lock_is_released_even_if_its_finaliser_was_interrupted(client, monkeypatch):
     """Python swallows what a signal's handler raises in a finaliser, at its first step already."""
 

@@ -251,8 +251,11 @@ class Base:
         # An exception may be thrown anywhere: what is kept by neither is released when this frame drops it. Not by
         # `pop`, since a call is where one is thrown.
         last, tenures = self._entered[who][-1], self.local.tenures
-        if last in tenures:
+        try:
             del tenures[last]
+        except KeyError:
+            # Another has entered or released it.
+            pass
         tenure = self._entered[who].pop()
         if not self._entered[who]:
             del self._entered[who]
