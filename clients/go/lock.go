@@ -155,7 +155,7 @@ func (l *Lock) ReleaseAfter(ctx context.Context, hold time.Duration) error {
 	until := now() + longestAttempt
 	if first {
 		l.endChange(ctx)
-		l.giveUp(ctx, hold)
+		l.giveUp(ctx, hold, until)
 	}
 	select {
 	case <-e.told: // even if the context has ended meanwhile
@@ -174,7 +174,7 @@ func (l *Lock) ReleaseAfter(ctx context.Context, hold time.Duration) error {
 	return told(c.place.String(), e.outcome)
 }
 
-func (l *Lock) giveUp(ctx context.Context, hold time.Duration) {
+func (l *Lock) giveUp(ctx context.Context, hold time.Duration, until int64) {
 	e, c := l.e, l.e.client
 	entered := c.enter() == nil
 	c.mu.Lock()
@@ -186,6 +186,7 @@ func (l *Lock) giveUp(ctx context.Context, hold time.Duration) {
 		c.finish(e) // a closed client has released it, unless it was lost before
 	}
 	c.mu.Unlock()
+	next.at = min(next.at, until) // the wait for a change has taken some of it
 	switch {
 	case !entered:
 	case next.verb == end:

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -371,4 +372,22 @@ func TestAContextThatHasEndedChangesNothing(t *testing.T) {
 	mustBe(t, lock.Fence(), fence)
 	mustBe(t, s.ask(t, "LOCK.ACQUIRE", "book", lock.Owner(), 1000).(int64), fence)
 	mustErr(t, lock.Release(ctx), nil)
+}
+
+func TestAReleaseBehindAChangeReturnsInTimeFromAServerThatHangs(t *testing.T) {
+	s := startServer(t)
+	lock := hold(t, s.client(t), "book", Shared())
+	s.signal(t, syscall.SIGSTOP)
+	changed := make(chan error, 1)
+	go func() { changed <- lock.Upgrade(ctx) }()
+	time.Sleep(50 * time.Millisecond)
+	began := time.Now()
+	mustErr(t, lock.Release(ctx), ErrUnreachable)
+	took := time.Since(began)
+	s.signal(t, syscall.SIGCONT)
+	if took > 5300*time.Millisecond {
+		t.Fatal(took)
+	}
+	<-changed
+	eventually(t, "it is released", func() bool { return s.ask(t, "EXISTS", "book").(int64) == 0 })
 }
