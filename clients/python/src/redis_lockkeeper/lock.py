@@ -59,17 +59,19 @@ class _Local:
     @property
     def tenure(self) -> Optional[Tenure]:
         """The latest of this thread or task, else of any: what one has acquired, another may release."""
-        # What was left by another, as a generator is that is closed elsewhere, is here still.
-        tenures = [each for each in list(self.tenures) if not each.entry.lease.given_up]
+        tenures = list(self.tenures)
         if len(tenures) > 1:
             who = self._who()
-            tenures = [each for each in tenures if each.who == who] or tenures
-        return tenures[-1] if tenures else None
+            tenures.sort(key=lambda each: (not each.entry.lease.given_up, each.who == who))
+        # What was left by another, as a generator is that is closed elsewhere, is here still.
+        return tenures[-1] if tenures and not tenures[-1].entry.lease.given_up else None
 
     def make_room(self, tenure: Tenure) -> None:
         """For one more of this thread or task. Who is granted it alone has nothing left of before, even if nobody has
         told yet. What others have lost is kept until they release it, or they would release another's then.
         """
+        if not self.tenures:
+            return
         alone = tenure.entry.limit == EXCLUSIVE
         for each in list(self.tenures):
             over = alone or each.entry.lease.given_up or each.lost() is not None
@@ -274,12 +276,15 @@ class Base:
             raise ForkedError("the lock is that of the process from which this one was forked", self.name)
 
     def _releasing(self, tenure: Optional[Tenure] = None, keep_for: float = 0) -> Steps[None]:
-        token = self.local.token
-        if tenure is None and self.local.tenure is None and token is not None:
-            self.local.token = None
-            yield from self._as_another(replies.release(self.name, token))
-            return
-        tenure = tenure or self._held("release")
+        if tenure is None:
+            tenure = self.local.tenure
+        if tenure is None:
+            token = self.local.token
+            if token is not None:
+                self.local.token = None
+                yield from self._as_another(replies.release(self.name, token))
+                return
+            tenure = self._held("release")
         self._ours(tenure)
         self.local.tenures.pop(tenure, None)
         entry, until = tenure.entry, now() + LONGEST_ATTEMPT
@@ -500,13 +505,6 @@ class Lock(Base):
     def _listener(self, tenure: Tenure) -> Callable[[Lost], None]:
         held, on_lost = weakref.ref(tenure), self.on_lost
 
-        def tell(why: Lost) -> None:
-            tenure = held()
-            if tenure is not None:
-                tenure.tell_lost()
-            if on_lost is not None:
-                on_lost(why)
-
         def lost(why: Lost) -> None:
             tenure = held()
             if on_lost is None and (tenure is None or tenure.event is None):
@@ -514,7 +512,7 @@ class Lock(Base):
             # The watchdog has other locks to keep, and whoever waited for the event and was interrupted may have kept
             # the event's own.
             try:
-                threading.Thread(target=tell, args=(why,), name="lockkeeper-lost", daemon=True).start()
+                threading.Thread(target=_tell, args=(held, on_lost, why), name="lockkeeper-lost", daemon=True).start()
             except RuntimeError as error:
                 logger.warning("on_lost is not called, no thread can be started: %s", error)
                 if tenure is not None:
@@ -593,6 +591,14 @@ class Lock(Base):
     def owned(self) -> bool:
         """Whether the server says that this lock object holds it. See `check` for what asks nobody."""
         return self._is_owner(self.info())
+
+
+def _tell(held: weakref.ref[Tenure], on_lost: Optional[Callable[[Lost], Any]], why: Lost) -> None:
+    tenure = held()
+    if tenure is not None:
+        tenure.tell_lost()
+    if on_lost is not None:
+        on_lost(why)
 
 
 def _result(promise: Promise[_T], until: Optional[int] = None) -> Steps[_T]:

@@ -155,7 +155,8 @@ class Entry:
         """
         with _mutex:
             self.releasing = True
-            self._drop_wishes(Lost.GONE)
+            if self.wishes:
+                self._drop_wishes(Lost.GONE)
             return list(self.wishes)
 
     def give_up(self, not_before: int = 0) -> Optional[tuple[int, Command]]:
