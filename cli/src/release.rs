@@ -38,10 +38,8 @@ pub async fn run(lockkeeper: Lockkeeper, key: &[u8], owner: Option<Vec<u8>>) -> 
             ),
         ));
     }
-    let does_not_hold = || {
-        let owner = printable(&owner);
-        Exit::with_message(CONFLICT, format!("{owner} does not hold {name}"))
-    };
+    let who = printable(&owner);
+    let does_not_hold = || Exit::with_message(CONFLICT, format!("{who} does not hold {name}"));
     let listed = info.holders.iter().any(|holder| holder.owner == owner);
     let all_listed = info.holding <= info.holders.len() as u64;
     // Who only waits is not to lose its place.
@@ -50,7 +48,6 @@ pub async fn run(lockkeeper: Lockkeeper, key: &[u8], owner: Option<Vec<u8>>) -> 
         return Err(does_not_hold());
     }
     let released = lockkeeper.release_for(key, &owner).await?;
-    let who = printable(&owner);
     Ok(match released {
         Released::Yes => Exit::with_message(0, format!("released {name}, which {who} held")),
         Released::Lost(_) if !listed => does_not_hold(),

@@ -380,7 +380,11 @@ func TestAReleaseBehindAChangeReturnsInTimeFromAServerThatHangs(t *testing.T) {
 	s.signal(t, syscall.SIGSTOP)
 	changed := make(chan error, 1)
 	go func() { changed <- lock.Upgrade(ctx) }()
-	time.Sleep(50 * time.Millisecond)
+	eventually(t, "it is under way", func() bool {
+		lock.e.client.mu.Lock()
+		defer lock.e.client.mu.Unlock()
+		return lock.e.changing != nil
+	})
 	began := time.Now()
 	mustErr(t, lock.Release(ctx), ErrUnreachable)
 	took := time.Since(began)

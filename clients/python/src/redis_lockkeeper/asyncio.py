@@ -113,12 +113,7 @@ class Lock(Base):
             if on_lost is not None:
                 on_lost(why)
 
-        def lost(why: Lost) -> None:
-            # A loop that has ended has nobody to be told.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(tell, why)
-
-        return lost
+        return lambda why: _call_in(loop, tell, why)
 
     @property
     def lost(self) -> asyncio.Event:
@@ -204,6 +199,12 @@ class Lock(Base):
             raise unknown from error
 
 
+def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
+    # A loop that has ended has nobody to be told.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, *args)
+
+
 async def _replied(step: Reply) -> bool:
     loop, connection = asyncio.get_running_loop(), step.connection
     # What came may be a part of something: over TLS, of nothing at all.
@@ -249,13 +250,7 @@ async def _done(promise: Promise[Any], timeout: Optional[float] = None) -> bool:
     """Until it is done, for so many seconds at most. Whether it is."""
     loop = asyncio.get_running_loop()
     told = loop.create_future()
-
-    def tell() -> None:
-        # A loop that has ended has nobody to be told.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_wake, told)
-
-    promise.when_done(tell)
+    promise.when_done(lambda: _call_in(loop, _wake, told))
     await asyncio.wait({told}, timeout=timeout)
     return promise.done()
 
